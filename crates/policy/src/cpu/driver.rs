@@ -26,7 +26,7 @@ use super::topology::Topology;
 use super::tunables::Tunables;
 use super::view::View;
 use super::word::{Mode, Word, beat_ms};
-use super::{CpuId, Nanos, VcpuId, VmId};
+use super::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
 
 /// The vCPU that a CPU runs.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,10 @@ struct Current {
     slice_end: Nanos,
     /// Time at which the other CPUs of the gang have to have followed.
     check_at: Option<Nanos>,
+    /// Time at which its VM reaches its cap if all its busy vCPUs run on.
+    cap_at: Option<Nanos>,
+    /// Whether the next look at the cap follows a publication by all.
+    is_cap_near: bool,
     /// Whether another CPU has left this gang.
     is_broken: bool,
 }
@@ -82,6 +86,8 @@ pub struct Driver {
     clock: Clock,
     queue: RunQueue,
     current: Option<Current>,
+    /// The last [`Effect::Run`].
+    applied: Option<VcpuId>,
     word: Word,
     branch: Branch,
     heard: Heard,
@@ -113,6 +119,7 @@ impl Driver {
             clock: Clock::new(tunables.clock_step_max_ns, tunables.tick_ns),
             queue: RunQueue::default(),
             current: None,
+            applied: None,
             word: Word::default(),
             branch: Branch::default(),
             heard: Heard::default(),
@@ -154,7 +161,8 @@ impl Driver {
         self.account(now);
         let mut answer_to = None;
         match event {
-            Event::Timer => {}
+            // An early one, as after a small jump of the clock, is set again.
+            Event::Timer => self.timer = None,
             Event::Add { vcpu, is_awake } => self.add(vcpu, is_awake, now, view, out),
             Event::Vcpu { vcpu, change } => self.change(vcpu, change, now, view, out),
             Event::Order { vcpu } => self.order(vcpu, view, out),
@@ -204,6 +212,8 @@ impl Driver {
             self.tick(now, view, out);
         }
         if let Some(to) = answer_to {
+            // A new version shows that the driver has decided since.
+            self.publish_word(now, view, true, out);
             let message = Message::Answer { word: self.word };
             out.push(Effect::Send { to, message });
         }
@@ -214,6 +224,8 @@ impl Driver {
         if self.queue.find(vcpu).is_some() {
             return;
         }
+        let is_awaited = self.pulls.iter().any(|pull| pull.vcpu.vm == vcpu.vm);
+        self.counters.doubled += u64::from(is_awaited || self.queue.has(vcpu.vm));
         let entry = VcpuEntry {
             cpu: self.cpu,
             state: if is_awake {
@@ -338,9 +350,13 @@ impl Driver {
                     self.start(vcpu, mode, now, out);
                     started = Some((vcpu.vm, mode));
                 }
-                self.counters.switches += 1;
-                out.push(Effect::Run(choice.map(|choice| choice.0)));
             }
+        }
+        let vcpu = self.current.map(|current| current.vcpu);
+        if vcpu != self.applied {
+            self.applied = vcpu;
+            self.counters.switches += 1;
+            out.push(Effect::Run(vcpu));
         }
         self.publish_word(now, view, false, out);
         if let Some((vm, Mode::Entitled)) = started {
@@ -410,6 +426,8 @@ impl Driver {
             uncharged: 0,
             slice_end: now + self.tunables.slice_ns,
             check_at: (mode == Mode::Entitled).then_some(now + self.tunables.straggler_timeout_ns),
+            cap_at: None,
+            is_cap_near: false,
             is_broken: false,
         });
     }
@@ -505,10 +523,13 @@ impl Driver {
             let is_gone = word.mode == Mode::Offline || word.is_stalled(now, self.tunables.stall_timeout_ns);
             if !is_gone && !(word.mode == Mode::Entitled && word.vm == vm) {
                 is_incomplete = true;
-                has_straggler |= gang::admits(&seen, &word, &gang.rank, &mut None, now, &self.tunables);
+                // A CPU that has published since has decided otherwise, and will choose again.
+                let is_silent = word.age_ms(now) > now.saturating_sub(current.started) / MILLISECOND;
+                has_straggler |=
+                    is_silent && gang::admits(&seen, &word, &gang.rank, &mut None, now, &self.tunables);
             }
         }
-        let hold = now + self.tunables.slice_ns;
+        let hold = now + self.tunables.straggler_hold_ns;
         if let Some(current) = &mut self.current {
             current.check_at = None;
             current.is_broken |= is_incomplete && gang.is_bound();
@@ -546,8 +567,11 @@ impl Driver {
         self.search_at = None;
         match found {
             Search::Found { vcpu, owner } => self.pull(vcpu, owner, MoveReason::Idle, self.cpu, out),
-            Search::Later(at) => self.search_at = Some(at),
-            Search::Nothing => {}
+            Search::Later(at) => {
+                self.search_at = Some(at);
+                self.next_search = self.next_search.min(at);
+            }
+            Search::Nothing => self.search_at = Some(now + self.tunables.idle_delay_intra_node_ns),
         }
     }
 
@@ -567,6 +591,7 @@ impl Driver {
             word.vm = current.vcpu.vm;
             word.class = gang.rank.class;
             word.vtime = gang.rank.vtime;
+            self.watch_cap(&gang, now, out);
         }
         if word != self.word || is_beat {
             word.version = word.version.wrapping_add(1);
@@ -579,7 +604,7 @@ impl Driver {
     /// Sets the timer to the next time at which anything may change.
     fn set_timer(&mut self, out: &mut Vec<Effect>) {
         let current = self.current.iter();
-        let times = current.flat_map(|current| [Some(current.slice_end), current.check_at]);
+        let times = current.flat_map(|current| [Some(current.slice_end), current.check_at, current.cap_at]);
         let search_at = self.search_at.map(|at| at.max(self.next_search));
         let hysteresis = self.tunables.halt_hysteresis_ns;
         let halts = self.queue.slots().iter().filter_map(|one| one.halted_at);

@@ -28,6 +28,8 @@ pub struct Standing {
     pub class: Class,
     /// Whether it has reached its cap.
     pub is_throttled: bool,
+    /// CPU time up to its cap, microseconds, if it has a cap.
+    pub left_us: Option<u64>,
 }
 
 impl Standing {
@@ -35,13 +37,15 @@ impl Standing {
     pub fn of(terms: &Terms, used_us: u64, period: Nanos) -> Self {
         let used_ns = used_us.saturating_mul(1_000);
         let part_ns = |permille: u32| period.saturating_mul(u64::from(permille)) / 1_000;
+        let cap_ns = terms.cap_permille.map(part_ns);
         Self {
             class: if used_ns < part_ns(terms.reservation_permille) {
                 Class::Reserved
             } else {
                 Class::Shared
             },
-            is_throttled: terms.cap_permille.is_some_and(|cap| used_ns >= part_ns(cap)),
+            is_throttled: cap_ns.is_some_and(|cap_ns| used_ns >= cap_ns),
+            left_us: cap_ns.map(|cap_ns| cap_ns.saturating_sub(used_ns) / 1_000),
         }
     }
 }
@@ -147,15 +151,20 @@ mod tests {
     fn vm_is_reserved_below_its_reservation_and_throttled_at_its_cap() {
         let terms = terms(4, 500, Some(2_000));
         let standing = |used_us| Standing::of(&terms, used_us, 100_000_000);
-        let expected = |class, is_throttled| Standing { class, is_throttled };
-        assert_eq!(standing(0), expected(Class::Reserved, false));
-        assert_eq!(standing(49_999), expected(Class::Reserved, false));
-        assert_eq!(standing(50_000), expected(Class::Shared, false));
-        assert_eq!(standing(199_999), expected(Class::Shared, false));
-        assert_eq!(standing(200_000), expected(Class::Shared, true));
+        let expected = |class, is_throttled, left_us| Standing {
+            class,
+            is_throttled,
+            left_us: Some(left_us),
+        };
+        assert_eq!(standing(0), expected(Class::Reserved, false, 200_000));
+        assert_eq!(standing(49_999), expected(Class::Reserved, false, 150_001));
+        assert_eq!(standing(50_000), expected(Class::Shared, false, 150_000));
+        assert_eq!(standing(199_999), expected(Class::Shared, false, 1));
+        assert_eq!(standing(200_000), expected(Class::Shared, true, 0));
+        let free = Standing::of(&Terms::default(), 0, 1);
         assert_eq!(
-            Standing::of(&Terms::default(), 0, 1),
-            expected(Class::Shared, false)
+            (free.class, free.is_throttled, free.left_us),
+            (Class::Shared, false, None)
         );
     }
 

@@ -38,6 +38,8 @@ pub struct Gang {
     pub is_doubled: bool,
     /// Whether it has reached its cap.
     pub is_throttled: bool,
+    /// CPU time up to its cap in this period, microseconds, if it has a cap.
+    pub left_us: Option<u64>,
 }
 
 impl Gang {
@@ -72,6 +74,7 @@ impl Gang {
             busy,
             is_doubled,
             is_throttled: standing.is_throttled,
+            left_us: standing.left_us,
         }
     }
 

@@ -34,6 +34,8 @@ pub const HALT_HYSTERESIS: Nanos = 200 * MICROSECOND;
 /// Time for which a driver waits for the other CPUs of a gang that it has started. Ours: far above a message
 /// and a switch (tens of microseconds), below a tenth of a slice.
 pub const STRAGGLER_TIMEOUT: Nanos = 2 * MILLISECOND;
+/// Time for which a driver does not start a gang of which a CPU did not follow. Ours: one slice.
+pub const STRAGGLER_HOLD: Nanos = SLICE;
 /// Time without a new word after which a CPU counts as stalled. Ours: five ticks, more than the three ticks
 /// by which a word may be stale and the tick that publishes it.
 pub const STALL_TIMEOUT: Nanos = 50 * MILLISECOND;
@@ -75,6 +77,8 @@ pub struct Tunables {
     pub halt_hysteresis_ns: Nanos,
     /// See [`STRAGGLER_TIMEOUT`].
     pub straggler_timeout_ns: Nanos,
+    /// See [`STRAGGLER_HOLD`].
+    pub straggler_hold_ns: Nanos,
     /// See [`STALL_TIMEOUT`].
     pub stall_timeout_ns: Nanos,
     /// See [`ENTITLEMENT_PERIOD`].
@@ -102,6 +106,7 @@ impl Default for Tunables {
             move_hold_ns: MOVE_HOLD,
             halt_hysteresis_ns: HALT_HYSTERESIS,
             straggler_timeout_ns: STRAGGLER_TIMEOUT,
+            straggler_hold_ns: STRAGGLER_HOLD,
             stall_timeout_ns: STALL_TIMEOUT,
             entitlement_period_ns: ENTITLEMENT_PERIOD,
             sleeper_credit_ns: SLEEPER_CREDIT,

@@ -94,11 +94,15 @@ impl Word {
         self.vm == vm && matches!(self.mode, Mode::Filler | Mode::Entitled)
     }
 
-    /// Whether the CPU has published nothing for `timeout`: its driver does not run. A time before the beat
-    /// is no silence.
-    pub fn is_stalled(&self, now: Nanos, timeout: Nanos) -> bool {
+    /// Age of the word, milliseconds; 0 for one of the future, as after a jump of the clock.
+    pub fn age_ms(&self, now: Nanos) -> u64 {
         let age_ms = beat_ms(now).wrapping_sub(self.beat_ms);
-        age_ms < 1 << 15 && Nanos::from(age_ms) * MILLISECOND >= timeout
+        if age_ms < 1 << 15 { u64::from(age_ms) } else { 0 }
+    }
+
+    /// Whether the CPU has published nothing for `timeout`: its driver does not run.
+    pub fn is_stalled(&self, now: Nanos, timeout: Nanos) -> bool {
+        self.age_ms(now) * MILLISECOND >= timeout
     }
 
     /// Whether this word was published after `other`, by the same CPU.

@@ -11,6 +11,9 @@ use super::super::word::Mode;
 use super::super::{CpuId, MICROSECOND, Nanos, VcpuId, VmId};
 use super::{Driver, Seen, sight};
 
+/// Least time between two looks at a cap. Ours: a cap is then exceeded by this time for each vCPU.
+const CAP_CHECK_INTERVAL_MIN: Nanos = 100 * MICROSECOND;
+
 impl Driver {
     /// Adds the time since the last account to the present vCPU's. A slice at most is added.
     pub(super) fn account(&mut self, now: Nanos) {
@@ -44,8 +47,31 @@ impl Driver {
         }
         if let Some(queued) = self.queue.find_mut(current.vcpu) {
             queued.entry.vtime = queued.entry.vtime.wrapping_add(time);
-            queued.entry.since = now;
+            // A VM goes behind its equals when it is charged.
+            if time > 0 {
+                queued.entry.since = now;
+            }
             out.push(Effect::Entry(current.vcpu, queued.entry));
+        }
+    }
+
+    /// Plans the time at which the present VM may reach its cap, and publishes what it has used until then: the
+    /// drivers of its other vCPUs do the same, so that the sum is fresh when it matters.
+    pub(super) fn watch_cap(&mut self, gang: &Gang, now: Nanos, out: &mut Vec<Effect>) {
+        let Some(current) = &mut self.current else { return };
+        let is_due = current.cap_at.is_some_and(|at| now >= at);
+        if is_due || current.cap_at.is_none() || !current.is_cap_near {
+            current.is_cap_near = is_due && !current.is_cap_near;
+            // An earlier plan stands: what others have used since may not be published yet.
+            let planned = current.cap_at.filter(|_| !is_due).unwrap_or(Nanos::MAX);
+            current.cap_at = gang.left_us.map(|left_us| {
+                let left = left_us * MICROSECOND / u64::from(gang.busy.max(1));
+                let wait = if current.is_cap_near { 0 } else { left };
+                (now + wait.max(CAP_CHECK_INTERVAL_MIN)).min(planned)
+            });
+        }
+        if is_due && let Some(queued) = self.queue.find(current.vcpu) {
+            out.push(Effect::Entry(queued.vcpu, queued.entry));
         }
     }
 
@@ -123,9 +149,8 @@ impl Driver {
         self.lower_overdue(now, view, out);
         if self.is_online {
             self.balance(now, view, out);
-        } else {
-            self.evacuate(view, out);
         }
+        self.evacuate(view, out);
     }
 
     /// Lowers the virtual time of VMs that have waited too long to that of the VM that runs.

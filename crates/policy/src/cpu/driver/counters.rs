@@ -30,8 +30,8 @@ pub struct Counters {
     pub unresolved: u64,
     /// Events of vCPUs that are neither here nor known to be elsewhere.
     pub lost_events: u64,
-    /// vCPUs that came from a lost CPU against a rule, for want of a CPU that observes it.
-    pub last_resorts: u64,
+    /// vCPUs that came from a lost CPU, or by the cell, though another one of the VM was or would be here.
+    pub doubled: u64,
 }
 
 impl Counters {

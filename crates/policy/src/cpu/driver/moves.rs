@@ -204,7 +204,7 @@ impl Driver {
         }
         self.enqueue(queued, out);
         self.counters.count_move(self.topology.kind(from, self.cpu));
-        self.counters.last_resorts += u64::from(reason == MoveReason::LastResort);
+        self.counters.doubled += u64::from(reason == MoveReason::LastResort);
         self.raise_sleeper(vcpu.vm, now, view, out);
     }
 
@@ -244,13 +244,20 @@ impl Driver {
         }
     }
 
-    /// Suggests each vCPU of this CPU, which is gone, to the next CPU that may take it: neighbours in their
-    /// order, then the least loaded CPU of the machine, whose rules it may break.
+    /// Suggests each vCPU that can't stay to the next CPU that may take it: all if this CPU is gone, else those
+    /// of a VM that has another one here. Neighbours are tried in their order; then, if this CPU is gone, the
+    /// least loaded CPU of the machine, whose rules it may break.
     pub(super) fn evacuate(&mut self, view: &impl View, out: &mut Vec<Effect>) {
         let topology = std::sync::Arc::clone(&self.topology);
         let neighbours = topology.neighbours(self.cpu);
         for slot in 0..self.queue.slots().len() {
             let Queued { vcpu, mut tried, .. } = self.queue.slots()[slot];
+            let is_double = self.queue.slots()[..slot]
+                .iter()
+                .any(|one| one.vcpu.vm == vcpu.vm);
+            if self.is_online && !is_double {
+                continue;
+            }
             let seen = sight!(self, view);
             let is_fit = |cpu: &CpuId| {
                 let word = seen.word(*cpu);
@@ -272,9 +279,17 @@ impl Driver {
                         (!is_near, !seen.may_run(vcpu, *cpu), seen.word(*cpu).load, *cpu)
                     })
             };
-            let target = next
-                .map(|to| (to, MoveReason::Evacuation))
-                .or_else(|| last().map(|to| (to, MoveReason::LastResort)));
+            let target = match next {
+                Some(to) => Some((to, MoveReason::Evacuation)),
+                None if self.is_online => None,
+                None => last().map(|to| (to, MoveReason::LastResort)),
+            };
+            // A CPU that is here tries all neighbours again at the next tick.
+            let tried = if self.is_online && target.is_none() {
+                0
+            } else {
+                tried
+            };
             self.queue.slots_mut()[slot].tried = tried;
             if let Some((to, reason)) = target {
                 self.suggest(to, vcpu, self.cpu, reason, view, out);
