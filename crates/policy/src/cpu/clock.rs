@@ -43,6 +43,11 @@ impl Clock {
         self.own
     }
 
+    /// The last time of this clock.
+    pub fn now(&self) -> Nanos {
+        self.own
+    }
+
     /// The caller's time at which this clock shows `own`, if no jump follows.
     pub fn raw_at(&self, own: Nanos) -> Nanos {
         self.raw.saturating_add(own.saturating_sub(self.own))

@@ -28,6 +28,9 @@ use super::view::View;
 use super::word::{Mode, Word, beat_ms};
 use super::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
 
+/// Least time until the timer. Ours: far below all times of the schedule.
+const TIMER_MIN: Nanos = 1_000;
+
 /// The vCPU that a CPU runs.
 #[derive(Clone, Copy, Debug)]
 struct Current {
@@ -545,7 +548,12 @@ impl Driver {
 
     /// Looks for a vCPU of another CPU that can run here with its VM.
     fn search(&mut self, now: Nanos, view: &impl View, out: &mut Vec<Effect>) {
-        if !self.pulls.is_empty() || now < self.next_search {
+        if !self.pulls.is_empty() {
+            // The answer brings the next search.
+            self.search_at = None;
+            return;
+        }
+        if now < self.next_search {
             return;
         }
         self.counters.searches += 1;
@@ -613,7 +621,8 @@ impl Driver {
             .chain(search_at)
             .chain(halts.map(|at| at.saturating_add(hysteresis)))
             .fold(self.next_tick, Nanos::min);
-        let raw = self.clock.raw_at(next);
+        // Never at once: a driver that woke for nothing must not keep its thread busy.
+        let raw = self.clock.raw_at(next.max(self.clock.now() + TIMER_MIN));
         if self.timer != Some(raw) {
             self.timer = Some(raw);
             out.push(Effect::Timer(raw));

@@ -79,7 +79,7 @@ fn timer_that_comes_early_is_set_again() {
     };
     let at = timer(&effects).expect("a timer");
     let effects = handle(&mut driver, at - 1, Event::Timer);
-    assert_eq!(timer(&effects), Some(at));
+    assert!(timer(&effects).is_some_and(|at| at <= NOW + 10 * MILLISECOND));
 }
 
 #[test]
