@@ -1,12 +1,12 @@
 //! CPUs, time slices, run queues and vCPUs in virtual time.
 //!
-//! The drivers are those of the product (`policy::cpu::driver`). The machine around them is simulated: what
-//! they publish and how stale it is read, messages, switches, moves, and the programs of the guests. A run is
+//! The drivers are those of the product (`policy::cpu::driver`). The machine around them is simulated: their
+//! published state and its staleness, messages, switches, moves, and the programs of the guests. A run is
 //! a function of its seed.
 //!
 //! - [`costs`]: times of the simulated machine;
 //! - [`published`]: the drivers' published state, now and at the last ticks;
-//! - [`program`]: what a guest does;
+//! - [`program`]: programs of guests;
 //! - [`report`]: tables of both;
 //! - [`round_robin`]: a plain scheduler to compare with;
 //! - [`world`]: the events, and the rules that hold at each tick;

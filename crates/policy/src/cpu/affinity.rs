@@ -191,7 +191,8 @@ impl Affinity {
         all
     }
 
-    /// Whether a vCPU may run on a CPU while other VMs, and the rest of its own, are where `cpus_of` has them.
+    /// Whether a vCPU may run on a CPU while other VMs, and the rest of its own, are on the CPUs of
+    /// `cpus_of`.
     pub fn may_run(
         &self,
         topology: &Topology,

@@ -143,7 +143,7 @@ impl Driver {
         }
     }
 
-    /// What it has counted.
+    /// Counts of its decisions.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }

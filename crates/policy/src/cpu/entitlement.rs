@@ -21,7 +21,7 @@ pub enum Class {
     Shared,
 }
 
-/// What a VM may claim at a time.
+/// Claim of a VM at a time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Standing {
     /// Its class.
@@ -189,7 +189,11 @@ mod tests {
     proptest! {
         /// A gang's virtual time does not depend on the number of its busy vCPUs.
         #[test]
-        fn gang_advances_by_its_time_over_its_weight(run in 0..1_u64 << 40, weight in 1..10_000_u32, busy in 1..255_u16) {
+        fn gang_advances_by_its_time_over_its_weight(
+            run in 0..1_u64 << 40,
+            weight in 1..10_000_u32,
+            busy in 1..255_u16
+        ) {
             let gang: u64 = (0..busy).map(|_| charge(run, weight, busy)).sum();
             let exact = u128::from(run) * 100 / u128::from(weight);
             prop_assert!(u128::from(gang) <= exact);

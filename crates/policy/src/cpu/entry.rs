@@ -14,7 +14,7 @@ pub enum VcpuState {
     Running,
 }
 
-/// What the driver of a vCPU's CPU publishes of it. The driver that gives the vCPU away writes the entry
+/// State of a vCPU that the driver of its CPU publishes. The driver that gives the vCPU away writes the entry
 /// for the last time before it sends the vCPU, so each entry has one writer at a time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct VcpuEntry {

@@ -113,7 +113,7 @@ pub enum Message {
     },
 }
 
-/// What happens to a vCPU.
+/// Event of a vCPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Change {
     /// It has work.
@@ -149,7 +149,7 @@ pub enum Event {
     Vcpu {
         /// The vCPU.
         vcpu: VcpuId,
-        /// What happened.
+        /// The event.
         change: Change,
     },
     /// Take a vCPU from its CPU, by order of a person or of the cell.

@@ -1,4 +1,4 @@
-//! What a driver reads of other CPUs. All of it may be stale.
+//! State of other CPUs that a driver reads. All of it may be stale.
 
 use super::entry::VcpuEntry;
 use super::word::Word;

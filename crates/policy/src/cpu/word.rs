@@ -1,4 +1,4 @@
-//! Word that each CPU publishes: what it runs, with which priority, and its load.
+//! Word that each CPU publishes: its present VM with the priority of that, and its load.
 
 use super::{MILLISECOND, Nanos, VmId};
 use crate::cpu::entitlement::Class;

@@ -1,4 +1,4 @@
-//! What the guests do.
+//! Programs of the guests.
 
 use crate::Time;
 use crate::chance::Chance;
@@ -29,7 +29,7 @@ pub enum Program {
     Single,
 }
 
-/// What one vCPU does.
+/// Activity of one vCPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Phase {
     /// Computes; this much is left.

@@ -12,7 +12,7 @@ use policy::cpu::{CpuId, VcpuId, VmId};
 
 use policy::cpu::dependency::Dependencies;
 
-/// What a cell says of a VM.
+/// Facts of a VM that its cell sets.
 #[derive(Clone, Debug)]
 pub struct VmFacts {
     /// Its terms.

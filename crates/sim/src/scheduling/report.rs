@@ -69,24 +69,29 @@ impl Report {
     /// The figures as a JSON object with the machine, without date and commit.
     pub fn json(&self) -> String {
         let gangs = self.gangs.iter().map(|row| {
+            // Only the drivers count.
+            let counted = row.run.filter(|_| row.scheduler != Scheduler::RoundRobin);
             let number = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.3}"));
             format!(
-                "    {{\"scheduler\": \"{}\", \"waiting\": \"{}\", \"vms\": {}, \"seconds\": {}, \"times_one\": \
+                "    {{\"scheduler\": \"{}\", \"waiting\": \"{}\", \"vms\": {}, \"seconds\": {}, \
+                 \"times_one\": \
                  {}, \"moves\": {}, \"messages\": {}, \"switches\": {}}}",
                 scheduler(row.scheduler),
                 wait(row.wait),
                 row.vms,
                 number(row.run.map(|run| run.last_ns as f64 / SECOND as f64)),
                 number(row.ratio),
-                number(row.run.map(|run| run.moves as f64)),
-                number(row.run.map(|run| run.messages as f64)),
-                number(row.run.map(|run| run.switches as f64)),
+                number(counted.map(|run| run.moves as f64)),
+                number(counted.map(|run| run.messages as f64)),
+                number(counted.map(|run| run.switches as f64)),
             )
         });
         let balancing = self.balancing.iter().map(|cost| {
             format!(
-                "    {{\"cpus\": {}, \"tree_update_ns\": {:.1}, \"region_pass_ns\": {:.1}, \"machine_pass_ns\": \
-                 {:.1}, \"idle_search_ns\": {:.1}, \"busy_cpu_us_per_s\": {:.3}, \"idle_cpu_us_per_s\": {:.3}}}",
+                "    {{\"cpus\": {}, \"tree_update_ns\": {:.1}, \"region_pass_ns\": {:.1}, \
+                 \"machine_pass_ns\": \
+                 {:.1}, \"idle_search_ns\": {:.1}, \"busy_cpu_us_per_s\": {:.3}, \
+                  \"idle_cpu_us_per_s\": {:.3}}}",
                 cost.cpus,
                 cost.update_ns,
                 cost.region_ns,
@@ -98,7 +103,8 @@ impl Report {
         });
         let array = |rows: Vec<String>| format!("[\n{}\n  ]", rows.join(",\n"));
         format!(
-            "{{\"machine\": \"{}\",\n  \"simulated\": \"{CPUS} CPUs in four nodes; VMs of {VCPUS} vCPUs; a barrier every {} us of \
+            "{{\"machine\": \"{}\",\n  \"simulated\": \"{CPUS} CPUs in four nodes; VMs of {VCPUS} \
+             vCPUs; a barrier every {} us of \
              work; {} s of work for each vCPU\",\n  \"gangs\": {},\n  \"balancing\": {}\n}}\n",
             machine(),
             WORK_NS / 1_000,
@@ -172,7 +178,8 @@ impl fmt::Display for Report {
         if !self.balancing.is_empty() {
             writeln!(
                 f,
-                "| CPUs | tree update, ns | region pass, ns | machine pass, ns | idle search, ns | busy CPU, us \
+                "| CPUs | tree update, ns | region pass, ns | machine pass, ns | idle search, ns | \
+                 busy CPU, us \
                  per s | idle CPU, us per s |"
             )?;
             writeln!(f, "| --- | --- | --- | --- | --- | --- | --- |")?;

@@ -30,7 +30,7 @@ const SPIN_REPEAT_NS: Time = 200_000;
 /// Time of the drivers' clock at the start: a host has run for a day, so that a jump back has room.
 const CLOCK_START_NS: i64 = 86_400 * SECOND as i64;
 
-/// What happens next.
+/// A future event.
 #[derive(Debug)]
 enum Step {
     /// A driver takes an event.
@@ -50,7 +50,7 @@ enum Step {
 /// vCPU.
 #[derive(Clone, Debug)]
 pub struct Vcpu {
-    /// What it does.
+    /// Its activity.
     pub phase: Phase,
     /// CPU that runs it.
     pub on: Option<CpuId>,
@@ -105,7 +105,7 @@ pub struct World {
     pub drivers: Vec<Driver>,
     /// Schedulers in their place.
     robins: Option<Vec<RoundRobin>>,
-    /// What they publish.
+    /// State that they publish.
     pub history: History,
     /// The VMs.
     pub vms: Vec<Vm>,
@@ -122,7 +122,7 @@ pub struct World {
     /// Difference of the drivers' clock from virtual time.
     skew_ns: i64,
     timers: Vec<u64>,
-    /// What each CPU runs now, and what it ran last.
+    /// The vCPU on each CPU, and the last one there.
     on_cpu: Vec<Option<VcpuId>>,
     last_vcpu: Vec<Option<VcpuId>>,
     /// Last delivery between two CPUs: messages stay in order.

@@ -55,14 +55,14 @@ impl Driver {
         }
     }
 
-    /// Plans the time at which the present VM may reach its cap, and publishes what it has used until then: the
-    /// drivers of its other vCPUs do the same, so that the sum is fresh when it matters.
+    /// Plans the time at which the present VM may reach its cap, and publishes the time used until then:
+    /// the drivers of its other vCPUs do the same, so that the sum is fresh when it matters.
     pub(super) fn watch_cap(&mut self, gang: &Gang, now: Nanos, out: &mut Vec<Effect>) {
         let Some(current) = &mut self.current else { return };
         let is_due = current.cap_at.is_some_and(|at| now >= at);
         if is_due || current.cap_at.is_none() || !current.is_cap_near {
             current.is_cap_near = is_due && !current.is_cap_near;
-            // An earlier plan stands: what others have used since may not be published yet.
+            // An earlier plan stands, because the time that others have used since may not be published.
             let planned = current.cap_at.filter(|_| !is_due).unwrap_or(Nanos::MAX);
             current.cap_at = gang.left_us.map(|left_us| {
                 let left = left_us * MICROSECOND / u64::from(gang.busy.max(1));
