@@ -524,7 +524,8 @@ impl Driver {
             }
             let word = seen.word(entry.cpu);
             let is_gone = word.mode == Mode::Offline || word.is_stalled(now, self.tunables.stall_timeout_ns);
-            if !is_gone && !(word.mode == Mode::Entitled && word.vm == vm) {
+            let has_followed = word.mode == Mode::Entitled && word.vm == vm;
+            if !is_gone && !has_followed {
                 is_incomplete = true;
                 // A CPU that has published since has decided otherwise, and will choose again.
                 let is_silent = word.age_ms(now) > now.saturating_sub(current.started) / MILLISECOND;

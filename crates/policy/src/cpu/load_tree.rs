@@ -64,12 +64,11 @@ impl Branch {
             if level > 0 {
                 // The sibling's updater with the same number within its block updates that level as well.
                 let sibling = CpuId(cpu.0 ^ 1 << (level - 1));
-                below += if sibling.0 >= cpus {
-                    load(view, sibling, level - 1, cpus)
-                } else if view.word(sibling).mode == Mode::Offline {
-                    load(view, sibling, level - 1, cpus)
-                } else {
+                let is_online = sibling.0 < cpus && view.word(sibling).mode != Mode::Offline;
+                below += if is_online {
                     view.load(sibling, level - 1)
+                } else {
+                    load(view, sibling, level - 1, cpus)
                 };
             }
             if self.0[level] != below {

@@ -126,7 +126,8 @@ fn greedy(world: &World, cpus: u16) -> Vec<Option<VmId>> {
 /// Time from the first start by which drivers agree: ten turns of a slice.
 const AGREED_BY: Time = 300 * MILLISECOND;
 
-/// The last time at which drivers disagreed with [`greedy`]. Their views lag by up to three ticks, differently
+/// The last time at which drivers disagreed with [`greedy`]. Their views lag by up to three ticks,
+/// differently
 /// at each read; vCPUs start at random times.
 fn agree(seed: u64) -> Result<Time, String> {
     let count = 2 + (seed % 15) as u16;

@@ -245,7 +245,8 @@ impl Driver {
     }
 
     /// Suggests each vCPU that can't stay to the next CPU that may take it: all if this CPU is gone, else
-    /// those of a VM that has another one here. Neighbours are tried in their order; then, if this CPU is gone, the
+    /// those of a VM that has another one here. Neighbours are tried in their order; then, if this
+    /// CPU is gone, the
     /// least loaded CPU of the machine, whose rules it may break.
     pub(super) fn evacuate(&mut self, view: &impl View, out: &mut Vec<Effect>) {
         let topology = std::sync::Arc::clone(&self.topology);
