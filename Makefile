@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-gates bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-gates bench-scheduling bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm and bench-compile counted"
 	@echo "make bench-compile    what a build waits for in a VM over two nodes, for the model (7 min without usable KVM)"
 	@echo "make bench-coherent   starts of a VM over two nodes with a copy of the memory each, beside a plain one's (6 min without usable KVM)"
+	@echo "make bench-scheduling   gangs of vCPUs in simulation, and the time that balancing of CPUs takes (1 min)"
 	@echo "make bench-cells      adoption of 50 VMs by a cell, its memory for each, and starts in a cell (4 min)"
 	@echo "make bench-gates      ways to choose which vCPU of a CPU runs (a minute)"
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
@@ -139,6 +140,9 @@ bench-cells: build
 
 bench-gates: build
 	scripts/bench-gates.sh $(OUT)
+
+bench-scheduling: build
+	scripts/bench-scheduling.sh $(OUT)/mirrorball-sim
 
 bench-firecracker: build
 	scripts/bench-firecracker.sh $(MIRRORBALL) $(FIRECRACKER) $(JAILER)

@@ -2,6 +2,7 @@
 //! the same ones.
 
 pub mod memory;
+pub mod cpu;
 pub mod placement;
 pub mod sharing;
 pub mod span;

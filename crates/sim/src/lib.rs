@@ -7,6 +7,7 @@
 //! - [`world`]: cells, links, monitors; their events, and the rules that hold;
 //! - [`story`]: random faults and requests;
 //! - [`adoption`]: the VMs of one cell: keepers, the cell's processes, its guard;
+//! - [`scheduling`]: CPUs, run queues and vCPUs, under the drivers of `policy::cpu`;
 //! - [`trace`]: the steps before an error.
 
 pub mod adoption;
@@ -14,6 +15,7 @@ pub mod chance;
 pub mod etcd;
 pub mod machine;
 pub mod queue;
+pub mod scheduling;
 pub mod story;
 pub mod trace;
 pub mod world;

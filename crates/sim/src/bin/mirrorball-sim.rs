@@ -11,6 +11,7 @@ use knowledge::fact::{self, FactError};
 use knowledge::route::Revocation;
 use sim::adoption;
 use sim::machine::Cells;
+use sim::scheduling::report as scheduling_report;
 use sim::story::{Plot, run_story};
 use sim::trace::Violation;
 
@@ -22,7 +23,7 @@ use sim::trace::Violation;
 )]
 struct Cli {
     /// Machines, as `mirrorball topology --facts` writes them
-    #[arg(required_unless_present_any = ["protocols", "adoptions"])]
+    #[arg(required_unless_present_any = ["protocols", "adoptions", "gangs", "balancing"])]
     machines: Vec<PathBuf>,
     /// Cells; one for each node when absent
     #[arg(long)]
@@ -34,6 +35,15 @@ struct Cli {
     /// --seed on
     #[arg(long)]
     adoptions: Option<u64>,
+    /// Instead, 1, 4 and 8 VMs on 32 CPUs with gang scheduling and without
+    #[arg(long)]
+    gangs: bool,
+    /// Instead, the real time that balancing of CPUs takes, for 8 to 1,024 CPUs
+    #[arg(long)]
+    balancing: bool,
+    /// With --gangs, --balancing or both: write the figures to this file, too
+    #[arg(long)]
+    json: Option<PathBuf>,
     /// Hosts that share the cells
     #[arg(long, default_value_t = 1)]
     hosts: u16,
@@ -66,6 +76,8 @@ fn main() -> ExitCode {
 enum SimError {
     #[error("{path}: {error}")]
     Read { path: String, error: std::io::Error },
+    #[error("{path}: {error}; help: name a file in a directory that exists and may be written")]
+    Write { path: String, error: std::io::Error },
     #[error("{path}: {error}")]
     Facts { path: String, error: FactError },
     #[error("{machine}: {error}")]
@@ -91,6 +103,17 @@ fn obey(cli: &Cli) -> Result<(), SimError> {
     }
     if let Some(count) = cli.adoptions {
         return adoptions(cli.seed.unwrap_or(0), count);
+    }
+    if cli.gangs || cli.balancing {
+        let report = scheduling_report::Report::measure(cli.gangs, cli.balancing, cli.seed.unwrap_or(1));
+        print!("{report}");
+        let write = |path: &PathBuf| {
+            std::fs::write(path, report.json()).map_err(|error| SimError::Write {
+                path: path.display().to_string(),
+                error,
+            })
+        };
+        return cli.json.as_ref().map_or(Ok(()), write);
     }
     if cli.revocation {
         println!("| machine | cells | broadcast, us | one by one | tree | tree that gathers receipts |");

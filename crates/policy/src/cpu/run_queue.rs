@@ -1,0 +1,99 @@
+//! Run queue of one CPU.
+
+use super::entry::{VcpuEntry, VcpuState};
+use super::word::LOAD_MAX;
+use super::{Nanos, VcpuId, VmId};
+
+/// vCPU of a queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Queued {
+    /// Its name.
+    pub vcpu: VcpuId,
+    /// Its published entry.
+    pub entry: VcpuEntry,
+    /// Time at which it halted, while the hysteresis lasts.
+    pub halted_at: Option<Nanos>,
+    /// Time at which it came to this queue by the periodic balancer.
+    pub moved_at: Option<Nanos>,
+    /// Whether it was seen to spin since its VM last ran as a gang.
+    pub has_spun: bool,
+    /// Time until which its VM does not start as a gang, because a CPU did not follow.
+    pub held_until: Nanos,
+    /// CPUs that evacuation has tried.
+    pub tried: u16,
+}
+
+impl Queued {
+    /// A vCPU that has just come.
+    pub fn new(vcpu: VcpuId, entry: VcpuEntry) -> Self {
+        Self {
+            vcpu,
+            entry,
+            halted_at: None,
+            moved_at: None,
+            has_spun: false,
+            held_until: 0,
+            tried: 0,
+        }
+    }
+}
+
+/// vCPUs of one CPU, in slots without gaps. Its CPU's driver alone changes it.
+#[derive(Clone, Debug, Default)]
+pub struct RunQueue {
+    slots: Vec<Queued>,
+}
+
+impl RunQueue {
+    /// The slot of a vCPU.
+    pub fn slot(&self, vcpu: VcpuId) -> Option<usize> {
+        self.slots.iter().position(|one| one.vcpu == vcpu)
+    }
+
+    /// The vCPU with this name.
+    pub fn find(&self, vcpu: VcpuId) -> Option<&Queued> {
+        self.slots.iter().find(|one| one.vcpu == vcpu)
+    }
+
+    /// The vCPU with this name, to change it.
+    pub fn find_mut(&mut self, vcpu: VcpuId) -> Option<&mut Queued> {
+        self.slots.iter_mut().find(|one| one.vcpu == vcpu)
+    }
+
+    /// Whether it has a vCPU of a VM.
+    pub fn has(&self, vm: VmId) -> bool {
+        self.slots.iter().any(|one| one.vcpu.vm == vm)
+    }
+
+    /// Whether no vCPU can be added.
+    pub fn is_full(&self) -> bool {
+        self.slots.len() >= usize::from(LOAD_MAX)
+    }
+
+    /// Adds a vCPU; returns its slot.
+    pub fn push(&mut self, queued: Queued) -> usize {
+        self.slots.push(queued);
+        self.slots.len() - 1
+    }
+
+    /// Removes the vCPU of a slot. The last one takes its place.
+    pub fn remove(&mut self, slot: usize) -> Queued {
+        self.slots.swap_remove(slot)
+    }
+
+    /// All vCPUs by slot.
+    pub fn slots(&self) -> &[Queued] {
+        &self.slots
+    }
+
+    /// All vCPUs by slot, to change them.
+    pub fn slots_mut(&mut self) -> &mut [Queued] {
+        &mut self.slots
+    }
+
+    /// Number of vCPUs that are not idle.
+    pub fn load(&self) -> u8 {
+        let busy = self.slots.iter().filter(|one| one.entry.state != VcpuState::Idle);
+        u8::try_from(busy.count()).unwrap_or(LOAD_MAX).min(LOAD_MAX)
+    }
+}

@@ -1,0 +1,26 @@
+//! CPUs, time slices, run queues and vCPUs in virtual time.
+//!
+//! The drivers are those of the product (`policy::cpu::driver`). The machine around them is simulated: their
+//! published state and its staleness, messages, switches, moves, and the programs of the guests. A run is
+//! a function of its seed.
+//!
+//! - [`costs`]: times of the simulated machine;
+//! - [`published`]: the drivers' published state, now and at the last ticks;
+//! - [`program`]: programs of guests;
+//! - [`report`]: tables of both;
+//! - [`round_robin`]: a plain scheduler to compare with;
+//! - [`world`]: the events, and the rules that hold at each tick;
+//! - [`experiment`]: gangs beside other schedulers;
+//! - [`balancing`]: the real time that balancing takes.
+
+pub mod balancing;
+pub mod costs;
+pub mod experiment;
+pub mod program;
+pub mod published;
+pub mod report;
+pub mod round_robin;
+pub mod world;
+
+#[cfg(test)]
+mod tests;

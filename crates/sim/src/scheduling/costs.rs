@@ -1,0 +1,37 @@
+//! Times of the simulated machine.
+
+use policy::cpu::topology::MoveKind;
+
+use crate::Time;
+
+/// Times, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs {
+    /// Message between two drivers, one way.
+    pub message_ns: Time,
+    /// Change of the vCPU that a CPU runs.
+    pub switch_ns: Time,
+    /// Refill of caches when another vCPU has run on the CPU.
+    pub refill_ns: Time,
+    /// Move of a vCPU, by kind.
+    pub move_ns: [Time; 3],
+    /// Refill of caches after a move.
+    pub move_refill_ns: Time,
+}
+
+impl Costs {
+    /// Cellular Disco, sections 4.1 and 4.2: an RPC of 16 us; moves of 37, 520 and 1,520 us, and 8 ms until
+    /// the cache is full again. A switch of 10 us, and 200 us of refill after it, are ours.
+    pub const PAPER: Self = Self {
+        message_ns: 8_000,
+        switch_ns: 10_000,
+        refill_ns: 200_000,
+        move_ns: [37_000, 520_000, 1_520_000],
+        move_refill_ns: 8_000_000,
+    };
+
+    /// Cost of a move.
+    pub fn of_move(&self, kind: MoveKind) -> Time {
+        self.move_ns[kind as usize] + self.move_refill_ns
+    }
+}

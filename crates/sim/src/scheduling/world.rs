@@ -1,0 +1,628 @@
+//! The simulated machine.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use policy::cpu::dependency::{Dependencies, Use};
+use policy::cpu::driver::Driver;
+use policy::cpu::message::{Change, Effect, Event, Message, Refusal};
+use policy::cpu::set::CpuSet;
+use policy::cpu::topology::Topology;
+use policy::cpu::tunables::Tunables;
+use policy::cpu::view::Terms;
+use policy::cpu::word::Mode;
+use policy::cpu::{CpuId, VcpuId, VmId};
+
+use super::costs::Costs;
+use super::program::{Phase, Program};
+use super::published::{History, VmFacts};
+use super::round_robin::RoundRobin;
+use crate::chance::Chance;
+use crate::queue::Queue;
+use crate::{MILLISECOND, SECOND, Time};
+
+/// Time of spinning after which the processor reports it. Ours: KVM's window of 4,096 cycles of pauses, and
+/// an exit, are below it.
+const SPIN_REPORT_NS: Time = 20_000;
+/// Time between two reports while it goes on. Ours: a driver that has just left a gang needs one soon.
+const SPIN_REPEAT_NS: Time = 200_000;
+
+/// Time of the drivers' clock at the start: a host has run for a day, so that a jump back has room.
+const CLOCK_START_NS: i64 = 86_400 * SECOND as i64;
+
+/// A future event.
+#[derive(Debug)]
+enum Step {
+    /// A driver takes an event.
+    Driver(CpuId, Event),
+    /// A driver's timer; an older one than the last set is void.
+    Timer(CpuId, u64),
+    /// A vCPU's phase ends, unless it was stopped since.
+    Phase(VcpuId, u64),
+    /// A vCPU has spun for so long that it is reported, or halts.
+    Spun(VcpuId, u64, bool),
+    /// A vCPU of bursts has work again.
+    Burst(VcpuId),
+    /// The state of this tick is kept, and checked.
+    Tick,
+}
+
+/// vCPU.
+#[derive(Clone, Debug)]
+pub struct Vcpu {
+    /// Its activity.
+    pub phase: Phase,
+    /// CPU that runs it.
+    pub on: Option<CpuId>,
+    /// Start of its run, after the costs of the switch.
+    runs_from: Time,
+    /// CPU of its last run.
+    last_cpu: Option<CpuId>,
+    /// Number of its present run or phase.
+    turn: u64,
+    /// Time on a CPU.
+    pub ran_ns: Time,
+    /// Time since which it has had work and no CPU.
+    waits_since: Option<Time>,
+    /// Longest wait.
+    pub longest_wait_ns: Time,
+}
+
+/// VM.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    /// Its program.
+    pub program: Program,
+    /// Its vCPUs.
+    pub vcpus: Vec<Vcpu>,
+    round: u64,
+    arrived: u16,
+    /// Time at which its program ended.
+    pub ended_at: Option<Time>,
+}
+
+/// Move of a vCPU.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Move {
+    /// Time.
+    pub at: Time,
+    /// The vCPU.
+    pub vcpu: VcpuId,
+    /// CPU that gave it.
+    pub from: CpuId,
+    /// CPU that took it.
+    pub to: CpuId,
+}
+
+/// The machine.
+pub struct World {
+    /// Virtual time.
+    pub now: Time,
+    topology: Arc<Topology>,
+    tunables: Tunables,
+    costs: Costs,
+    /// Driver of each CPU.
+    pub drivers: Vec<Driver>,
+    /// Schedulers in their place.
+    robins: Option<Vec<RoundRobin>>,
+    /// State that they publish.
+    pub history: History,
+    /// The VMs.
+    pub vms: Vec<Vm>,
+    /// Moves so far.
+    pub moves: Vec<Move>,
+    /// Orders that were refused.
+    pub refused: Vec<(VcpuId, Refusal)>,
+    /// Messages between drivers.
+    pub messages: u64,
+    /// First rule that was broken.
+    pub violation: Option<String>,
+    /// CPUs without a driver's thread until a time.
+    stalled: HashMap<CpuId, Time>,
+    /// Difference of the drivers' clock from virtual time.
+    skew_ns: i64,
+    timers: Vec<u64>,
+    /// The vCPU on each CPU, and the last one there.
+    on_cpu: Vec<Option<VcpuId>>,
+    last_vcpu: Vec<Option<VcpuId>>,
+    /// Last delivery between two CPUs: messages stay in order.
+    delivered: HashMap<(CpuId, CpuId), Time>,
+    queue: Queue<Step>,
+    chance: Chance,
+    lag_max: u64,
+    effects: Vec<Effect>,
+}
+
+impl World {
+    /// A machine without VMs. Drivers read the state of 0 to `lag_max` ticks ago, at random.
+    pub fn new(topology: Topology, tunables: Tunables, costs: Costs, lag_max: u64, seed: u64) -> Self {
+        let topology = Arc::new(topology);
+        let cpus = topology.cpus();
+        let driver = |cpu| Driver::new(CpuId(cpu), Arc::clone(&topology), tunables);
+        let mut world = Self {
+            now: 0,
+            drivers: (0..cpus).map(driver).collect(),
+            robins: None,
+            history: History::new(usize::from(cpus), lag_max as usize),
+            topology,
+            tunables,
+            costs,
+            vms: Vec::new(),
+            moves: Vec::new(),
+            refused: Vec::new(),
+            messages: 0,
+            violation: None,
+            stalled: HashMap::new(),
+            skew_ns: CLOCK_START_NS,
+            timers: vec![0; usize::from(cpus)],
+            on_cpu: vec![None; usize::from(cpus)],
+            last_vcpu: vec![None; usize::from(cpus)],
+            delivered: HashMap::new(),
+            queue: Queue::default(),
+            chance: Chance::new(seed),
+            lag_max,
+            effects: Vec::new(),
+        };
+        for cpu in 0..cpus {
+            world.queue.put(0, Step::Driver(CpuId(cpu), Event::Timer));
+        }
+        world.queue.put(tunables.tick_ns, Step::Tick);
+        world
+    }
+
+    /// Has each CPU alternate between its vCPUs, in the place of the drivers, before VMs are added.
+    #[must_use]
+    pub fn with_round_robin(mut self) -> Self {
+        self.robins = Some(
+            (0..self.topology.cpus())
+                .map(|cpu| RoundRobin::new(CpuId(cpu)))
+                .collect(),
+        );
+        self
+    }
+
+    /// Adds a VM whose vCPUs start on these CPUs, each at a random time within `stagger_ns`.
+    pub fn add(&mut self, terms: Terms, program: Program, cpus: &[CpuId], stagger_ns: Time) -> VmId {
+        let vm = VmId(self.vms.len() as u16);
+        let mut dependencies = Dependencies::default();
+        for cpu in cpus {
+            dependencies.begin(self.topology.place(*cpu).cell, Use::Cpu, 1);
+        }
+        let vcpus = u16::try_from(cpus.len()).unwrap_or(u16::MAX);
+        self.history.add(VmFacts {
+            terms: Terms { vcpus, ..terms },
+            cpus: CpuSet::ALL,
+            dependencies,
+        });
+        let mut all = Vec::new();
+        for (index, cpu) in (0..vcpus).zip(cpus) {
+            let phase = program.first(index, &mut self.chance);
+            let is_awake = phase != Phase::Halt;
+            let at = self.now + self.chance.below(stagger_ns + 1);
+            all.push(Vcpu {
+                phase,
+                on: None,
+                runs_from: 0,
+                last_cpu: Some(*cpu),
+                turn: 0,
+                ran_ns: 0,
+                waits_since: is_awake.then_some(at),
+                longest_wait_ns: 0,
+            });
+            let vcpu = VcpuId { vm, index };
+            self.queue
+                .put(at, Step::Driver(*cpu, Event::Add { vcpu, is_awake }));
+        }
+        self.vms.push(Vm {
+            program,
+            vcpus: all,
+            round: 0,
+            arrived: 0,
+            ended_at: None,
+        });
+        vm
+    }
+
+    /// Lets a VM run on these CPUs only.
+    pub fn confine(&mut self, vm: VmId, cpus: CpuSet) {
+        self.history.vms[usize::from(vm.0)].cpus = cpus;
+    }
+
+    /// Has a driver take an event at a time.
+    pub fn send(&mut self, at: Time, cpu: CpuId, event: Event) {
+        self.queue.put(at, Step::Driver(cpu, event));
+    }
+
+    /// Stops a driver's thread until a time. The CPU goes on with its vCPU, as Linux would.
+    pub fn stall(&mut self, cpu: CpuId, until: Time) {
+        self.stalled.insert(cpu, until);
+    }
+
+    /// Lets the clock of all drivers jump.
+    pub fn jump(&mut self, by_ns: i64) {
+        self.skew_ns += by_ns;
+    }
+
+    /// A random number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.chance.below(bound)
+    }
+
+    /// The vCPU that a CPU runs, and how.
+    pub fn running(&self, cpu: CpuId) -> Option<(VcpuId, Mode)> {
+        self.drivers[cpu.index()].running()
+    }
+
+    /// The terms of a VM, to change them.
+    pub fn terms_mut(&mut self, vm: VmId) -> &mut Terms {
+        &mut self.history.vms[usize::from(vm.0)].terms
+    }
+
+    /// Time on CPUs of a VM so far.
+    pub fn ran_ns(&self, vm: VmId) -> Time {
+        let all = self.vms[usize::from(vm.0)].vcpus.iter();
+        all.map(|vcpu| {
+            vcpu.ran_ns
+                + if vcpu.on.is_some() {
+                    self.now.saturating_sub(vcpu.runs_from)
+                } else {
+                    0
+                }
+        })
+        .sum()
+    }
+
+    /// Runs to a time, or until all programs that end have ended.
+    pub fn run(&mut self, until: Time) {
+        while self.violation.is_none() {
+            let Some((at, step)) = self.queue.take() else {
+                break;
+            };
+            if at > until {
+                self.queue.put(at, step);
+                break;
+            }
+            self.now = at;
+            self.step(step);
+            let ends = |vm: &Vm| matches!(vm.program, Program::Barrier { .. });
+            if self.vms.iter().any(ends)
+                && self
+                    .vms
+                    .iter()
+                    .filter(|vm| ends(vm))
+                    .all(|vm| vm.ended_at.is_some())
+            {
+                return;
+            }
+        }
+        self.now = self.now.max(until);
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Driver(cpu, event) => self.drive(cpu, event),
+            Step::Timer(cpu, number) => {
+                if self.timers[cpu.index()] == number {
+                    self.drive(cpu, Event::Timer);
+                }
+            }
+            Step::Phase(vcpu, turn) => {
+                if self.vcpu(vcpu).turn == turn {
+                    self.end_phase(vcpu);
+                }
+            }
+            Step::Spun(vcpu, turn, halts) => {
+                if self.vcpu(vcpu).turn == turn && self.vcpu(vcpu).phase == Phase::Spin {
+                    self.spun(vcpu, halts);
+                }
+            }
+            Step::Burst(vcpu) => self.wake(vcpu),
+            Step::Tick => {
+                self.history.tick();
+                self.check();
+                self.queue.put(self.now + self.tunables.tick_ns, Step::Tick);
+            }
+        }
+    }
+
+    fn vcpu(&mut self, vcpu: VcpuId) -> &mut Vcpu {
+        &mut self.vms[usize::from(vcpu.vm.0)].vcpus[usize::from(vcpu.index)]
+    }
+
+    fn drive(&mut self, cpu: CpuId, event: Event) {
+        if let Some(until) = self.stalled.get(&cpu).copied() {
+            if self.now < until {
+                self.queue.put(until, Step::Driver(cpu, event));
+                return;
+            }
+            self.stalled.remove(&cpu);
+        }
+        let lag = self.chance.below(self.lag_max + 1) as usize;
+        let raw = self.now.saturating_add_signed(self.skew_ns);
+        let mut effects = std::mem::take(&mut self.effects);
+        let view = self.history.lagging(lag);
+        match &mut self.robins {
+            None => self.drivers[cpu.index()].handle(raw, event, &view, &mut effects),
+            Some(robins) => robins[cpu.index()].handle(raw, event, self.tunables.slice_ns, &mut effects),
+        }
+        for effect in effects.drain(..) {
+            self.apply(cpu, effect);
+        }
+        self.effects = effects;
+    }
+
+    fn apply(&mut self, cpu: CpuId, effect: Effect) {
+        self.note_move(cpu, &effect);
+        self.history.now.apply(cpu, &effect);
+        match effect {
+            Effect::Run(vcpu) => self.switch(cpu, vcpu),
+            Effect::Send { to, message } => {
+                self.messages += 1;
+                let last = self.delivered.entry((cpu, to)).or_default();
+                let jitter = self.chance.below(self.costs.message_ns / 2 + 1);
+                *last = (self.now + self.costs.message_ns + jitter).max(*last);
+                let event = Event::Message { from: cpu, message };
+                self.queue.put(*last, Step::Driver(to, event));
+            }
+            Effect::Timer(raw) => {
+                self.timers[cpu.index()] += 1;
+                let at = raw.saturating_add_signed(-self.skew_ns).max(self.now);
+                self.queue.put(at, Step::Timer(cpu, self.timers[cpu.index()]));
+            }
+            Effect::Refused(vcpu, refusal) => self.refused.push((vcpu, refusal)),
+            Effect::Word(_) | Effect::Entry(..) | Effect::Slot(..) | Effect::Load { .. } => {}
+        }
+    }
+
+    fn note_move(&mut self, cpu: CpuId, effect: &Effect) {
+        if let Effect::Send {
+            to,
+            message: Message::Take { vcpu, .. },
+        } = effect
+        {
+            let (at, from, to) = (self.now, cpu, *to);
+            self.moves.push(Move {
+                at,
+                vcpu: *vcpu,
+                from,
+                to,
+            });
+            let [old, new] = [from, to].map(|cpu| self.topology.place(cpu).cell);
+            self.history.vms[usize::from(vcpu.vm.0)]
+                .dependencies
+                .move_vcpu(old, new);
+        }
+    }
+
+    /// Changes what a CPU runs.
+    fn switch(&mut self, cpu: CpuId, next: Option<VcpuId>) {
+        let now = self.now;
+        if let Some(former) = std::mem::replace(&mut self.on_cpu[cpu.index()], next) {
+            let former = self.vcpu(former);
+            // One that has moved may run elsewhere by now.
+            if former.on == Some(cpu) {
+                former.stop(now);
+            }
+        }
+        let Some(next) = next else { return };
+        let is_other = self.last_vcpu[cpu.index()].replace(next) != Some(next);
+        let mut cost = self.costs.switch_ns + if is_other { self.costs.refill_ns } else { 0 };
+        let last_cpu = self.vcpu(next).last_cpu.replace(cpu);
+        if let Some(last) = last_cpu.filter(|last| *last != cpu) {
+            cost += self.costs.of_move(self.topology.kind(last, cpu));
+        }
+        let vcpu = self.vcpu(next);
+        let is_twice = vcpu.on.is_some();
+        vcpu.on = Some(cpu);
+        vcpu.runs_from = now + cost;
+        if let Some(since) = vcpu.waits_since.take() {
+            vcpu.longest_wait_ns = vcpu.longest_wait_ns.max(now - since);
+        }
+        if is_twice {
+            self.violation = Some(format!("{next:?} runs on two CPUs at {now} ns"));
+        }
+        self.go_on(next);
+    }
+
+    /// Plans the end of a running vCPU's phase.
+    fn go_on(&mut self, id: VcpuId) {
+        let program = self.vms[usize::from(id.vm.0)].program;
+        let now = self.now;
+        let vcpu = self.vcpu(id);
+        if vcpu.on.is_none() {
+            return;
+        }
+        vcpu.turn += 1;
+        let (turn, from) = (vcpu.turn, vcpu.runs_from.max(now));
+        match vcpu.phase {
+            Phase::Compute(Time::MAX) | Phase::Halt => {}
+            Phase::Compute(left) => self.queue.put(from + left, Step::Phase(id, turn)),
+            Phase::Spin => {
+                self.queue.put(from + SPIN_REPORT_NS, Step::Spun(id, turn, false));
+                if let Program::Barrier {
+                    halt_after_ns: Some(after),
+                    ..
+                } = program
+                {
+                    self.queue.put(from + after, Step::Spun(id, turn, true));
+                }
+            }
+        }
+    }
+
+    fn end_phase(&mut self, id: VcpuId) {
+        let now = self.now;
+        let vm = &mut self.vms[usize::from(id.vm.0)];
+        let program = vm.program;
+        let vcpu = &mut vm.vcpus[usize::from(id.index)];
+        vcpu.account(now);
+        match program {
+            Program::Busy | Program::Single => {}
+            Program::Bursts { idle_ns, .. } => {
+                vcpu.phase = Phase::Halt;
+                let at = now + 1 + self.chance.below(2 * idle_ns);
+                self.queue.put(at, Step::Burst(id));
+                self.halt(id);
+            }
+            Program::Barrier { rounds, .. } => {
+                vcpu.phase = Phase::Spin;
+                vm.arrived += 1;
+                if usize::from(vm.arrived) < vm.vcpus.len() {
+                    self.go_on(id);
+                    return;
+                }
+                vm.arrived = 0;
+                vm.round += 1;
+                let is_over = vm.round >= rounds;
+                vm.ended_at = is_over.then_some(now);
+                for index in 0..vm.vcpus.len() as u16 {
+                    let id = VcpuId { vm: id.vm, index };
+                    if is_over {
+                        self.vcpu(id).phase = Phase::Halt;
+                        self.halt(id);
+                    } else {
+                        self.open(id, program);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets a vCPU go on after a barrier.
+    fn open(&mut self, id: VcpuId, program: Program) {
+        let now = self.now;
+        let vcpu = self.vcpu(id);
+        vcpu.account(now);
+        if vcpu.phase == Phase::Halt {
+            self.wake(id);
+        } else {
+            let work = program.work(&mut self.chance);
+            self.vcpu(id).phase = Phase::Compute(work);
+            self.go_on(id);
+        }
+    }
+
+    fn spun(&mut self, id: VcpuId, halts: bool) {
+        if halts {
+            self.vcpu(id).phase = Phase::Halt;
+            self.halt(id);
+        } else if let Some(cpu) = self.vcpu(id).on {
+            let change = Change::Spin;
+            self.queue
+                .put(self.now, Step::Driver(cpu, Event::Vcpu { vcpu: id, change }));
+            let turn = self.vcpu(id).turn;
+            self.queue
+                .put(self.now + SPIN_REPEAT_NS, Step::Spun(id, turn, false));
+        }
+    }
+
+    /// CPU whose driver gets a vCPU's events, by its published entry.
+    fn owner(&self, id: VcpuId) -> CpuId {
+        self.history.now.entries[usize::from(id.vm.0)][usize::from(id.index)].cpu
+    }
+
+    fn halt(&mut self, id: VcpuId) {
+        let now = self.now;
+        let vcpu = self.vcpu(id);
+        vcpu.account(now);
+        vcpu.turn += 1;
+        if let Some(since) = vcpu.waits_since.take() {
+            vcpu.longest_wait_ns = vcpu.longest_wait_ns.max(now - since);
+        }
+        let change = Change::Halt;
+        self.queue.put(
+            now,
+            Step::Driver(self.owner(id), Event::Vcpu { vcpu: id, change }),
+        );
+    }
+
+    fn wake(&mut self, id: VcpuId) {
+        let program = self.vms[usize::from(id.vm.0)].program;
+        let work = program.work(&mut self.chance);
+        let now = self.now;
+        let vcpu = self.vcpu(id);
+        vcpu.account(now);
+        vcpu.phase = Phase::Compute(work);
+        if vcpu.on.is_none() {
+            vcpu.waits_since = Some(now);
+        }
+        let change = Change::Wake;
+        self.queue.put(
+            now,
+            Step::Driver(self.owner(id), Event::Vcpu { vcpu: id, change }),
+        );
+        self.go_on(id);
+    }
+
+    /// Rules at a tick: a CPU runs a vCPU of its queue; no vCPU is on two queues; no queue has two vCPUs of a
+    /// VM, but for those of lost CPUs; no vCPU is lost for longer than a message takes.
+    fn check(&mut self) {
+        let mut places: HashMap<VcpuId, CpuId> = HashMap::new();
+        let mut broken = None;
+        for (cpu, driver) in (0..).map(CpuId).zip(&self.drivers) {
+            let mut vms: Vec<VmId> = Vec::new();
+            for queued in driver.queue() {
+                if let Some(other) = places.insert(queued.vcpu, cpu) {
+                    broken = Some(format!(
+                        "{:?} is on the queues of {other:?} and {cpu:?}",
+                        queued.vcpu
+                    ));
+                }
+                if vms.contains(&queued.vcpu.vm) && driver.counters().doubled == 0 {
+                    broken = Some(format!("{cpu:?} has two vCPUs of {:?}", queued.vcpu.vm));
+                }
+                vms.push(queued.vcpu.vm);
+            }
+            if let Some((vcpu, _)) = driver.running()
+                && places.get(&vcpu) != Some(&cpu)
+            {
+                broken = Some(format!("{cpu:?} runs {vcpu:?}, which is not on its queue"));
+            }
+        }
+        if let Some(broken) = broken {
+            self.violation = Some(format!("{broken} at {} ms", self.now / MILLISECOND));
+        }
+    }
+
+    /// Number of vCPUs that are on a queue.
+    pub fn queued(&self) -> usize {
+        self.drivers.iter().map(|driver| driver.queue().len()).sum()
+    }
+
+    /// The longest time for which a vCPU with work has had no CPU, up to now.
+    pub fn longest_wait_ns(&self) -> Time {
+        let vcpus = self.vms.iter().flat_map(|vm| &vm.vcpus);
+        let wait = |vcpu: &Vcpu| {
+            let open = vcpu.waits_since.map_or(0, |since| self.now.saturating_sub(since));
+            open.max(vcpu.longest_wait_ns)
+        };
+        vcpus.map(wait).max().unwrap_or(0)
+    }
+}
+
+impl Vcpu {
+    /// Counts the run up to now.
+    fn account(&mut self, now: Time) {
+        if self.phase == Phase::Halt {
+            self.runs_from = self.runs_from.max(now);
+        } else if self.on.is_some() && now > self.runs_from {
+            let ran = now - self.runs_from;
+            self.ran_ns += ran;
+            self.runs_from = now;
+            if let Phase::Compute(left) = &mut self.phase
+                && *left != Time::MAX
+            {
+                *left = left.saturating_sub(ran);
+            }
+        }
+    }
+
+    fn stop(&mut self, now: Time) {
+        self.account(now);
+        self.on = None;
+        self.turn += 1;
+        if self.phase != Phase::Halt {
+            self.waits_since = Some(now);
+        }
+    }
+}
