@@ -282,6 +282,7 @@ impl Command {
             Self::Cluster(command) => command.is_for_other_hosts(),
             Self::Events(_)
             | Self::Mem { .. }
+            | Self::Top(_)
             | Self::Check { .. }
             | Self::Topology(_)
             | Self::Knowledge(_)

@@ -3,6 +3,7 @@
 //! Samples and orders are made on threads of their own, so that keys are served at once. The terminal is
 //! restored at the end, by a signal and after a panic, too.
 
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use config::cpulist;
 use miette::{IntoDiagnostic, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use operations::usage::{Collector, Reading, Sample};
 use operations::{Failure, placement};
@@ -72,7 +74,7 @@ fn show(
     let mut state = State::default();
     let mut sample: Option<Box<Sample>> = None;
     let mut is_changed = true;
-    while !IS_TO_END.load(Ordering::Relaxed) {
+    while !IS_TO_END.load(Ordering::Relaxed) && !has_hung_up() {
         while let Ok(new) = news.try_recv() {
             is_changed = true;
             match new {
@@ -111,6 +113,15 @@ fn show(
         }
     }
     Ok(())
+}
+
+/// Whether the terminal is gone. Its reads then return at once with nothing, which is no event.
+fn has_hung_up() -> bool {
+    let input = std::io::stdin();
+    let mut file = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+    let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+    poll(&mut file, PollTimeout::ZERO).is_ok()
+        && file[0].revents().is_some_and(|revents| revents.intersects(gone))
 }
 
 /// Number of rows that a page of the table has.
