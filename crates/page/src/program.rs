@@ -70,6 +70,6 @@ mod tests {
         let after = mapped_kib();
         assert!(after < before, "{before} KiB before, {after} after");
         // Code and constants that were not in use a moment ago work as before.
-        assert_eq!(format!("{:08.3}", 3.14159), "0003.142");
+        assert_eq!(format!("{:08.3}", 1.234_56), "0001.235");
     }
 }
