@@ -1,0 +1,237 @@
+//! Slots of a paging file: places for one page each.
+//!
+//! A slot is immutable: it is written once after its allocation, and never again while something refers to
+//! it. It counts its references. So a page of a guest, a read in flight and, later, a sector of a virtual
+//! paging disk (Cellular Disco, section 5.3) can stand for the same bytes.
+
+use std::ops::Range;
+
+const WORD_BITS: u32 = u64::BITS;
+
+/// The slots of a paging file. Takes 2 bytes and 1 bit of memory for each slot.
+#[derive(Debug)]
+pub struct PagingSlots {
+    /// References to each slot.
+    counts: Vec<u16>,
+    /// A bit for each slot, set while the slot has references.
+    used: Vec<u64>,
+    capacity: u32,
+    free: u32,
+    /// No word of `used` before this one has a clear bit.
+    first_word: usize,
+}
+
+impl PagingSlots {
+    /// Creates `capacity` free slots.
+    pub fn new(capacity: u32) -> Self {
+        let words = capacity.div_ceil(WORD_BITS) as usize;
+        Self {
+            counts: vec![0; capacity as usize],
+            used: vec![0; words],
+            capacity,
+            free: capacity,
+            first_word: 0,
+        }
+    }
+
+    /// Returns the number of slots.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Returns the number of slots without references.
+    pub fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Returns the number of references to a slot.
+    pub fn references(&self, slot: u32) -> u16 {
+        self.counts.get(slot as usize).copied().unwrap_or(0)
+    }
+
+    /// Allocates successive slots with one reference each: the lowest `wanted` free ones if there are so many
+    /// side by side, else the longest run. Returns none if no slot is free, or `wanted` is 0.
+    ///
+    /// Low slots come first, so that a file grows no longer than its use requires.
+    pub fn allocate(&mut self, wanted: u32) -> Option<Range<u32>> {
+        let wanted = wanted.min(self.free);
+        if wanted == 0 {
+            return None;
+        }
+        while self.used.get(self.first_word) == Some(&u64::MAX) {
+            self.first_word += 1;
+        }
+        let mut longest = 0..0;
+        let mut at = self.first_word as u32 * WORD_BITS;
+        while let Some(run) = self.next_run(at, wanted) {
+            at = run.end;
+            if run.len() > longest.len() {
+                longest = run;
+            }
+            if longest.len() == wanted as usize {
+                break;
+            }
+        }
+        for slot in longest.clone() {
+            self.counts[slot as usize] = 1;
+            self.used[(slot / WORD_BITS) as usize] |= 1 << (slot % WORD_BITS);
+        }
+        self.free -= longest.len() as u32;
+        (!longest.is_empty()).then_some(longest)
+    }
+
+    /// Adds a reference to a slot. Returns whether it has it: a slot without references, or with 65,535 of
+    /// them, gets none.
+    pub fn share(&mut self, slot: u32) -> bool {
+        match self.counts.get_mut(slot as usize) {
+            Some(count) if (1..u16::MAX).contains(count) => {
+                *count += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Drops a reference to a slot. Returns whether the slot is free now.
+    ///
+    /// # Panics
+    /// If the slot has no reference: its page could be overwritten while another page refers to it.
+    pub fn release(&mut self, slot: u32) -> bool {
+        let count = &mut self.counts[slot as usize];
+        assert!(*count > 0, "slot {slot} is released once too often");
+        *count -= 1;
+        if *count > 0 {
+            return false;
+        }
+        let word = (slot / WORD_BITS) as usize;
+        self.used[word] &= !(1 << (slot % WORD_BITS));
+        self.first_word = self.first_word.min(word);
+        self.free += 1;
+        true
+    }
+
+    /// Returns the first run of free slots from `at` on, at most `most` of them.
+    fn next_run(&self, at: u32, most: u32) -> Option<Range<u32>> {
+        let start = self.first_with(at, false)?;
+        let end = self.first_with(start, true).unwrap_or(self.capacity);
+        Some(start..end.min(start + most))
+    }
+
+    /// Returns the first slot from `at` on that is used, or that is free.
+    fn first_with(&self, at: u32, is_used: bool) -> Option<u32> {
+        let mut word = at / WORD_BITS;
+        let mut mask = u64::MAX << (at % WORD_BITS);
+        while let Some(used) = self.used.get(word as usize) {
+            let bits = if is_used { *used } else { !*used } & mask;
+            if bits != 0 {
+                let slot = word * WORD_BITS + bits.trailing_zeros();
+                return (slot < self.capacity).then_some(slot);
+            }
+            word += 1;
+            mask = u64::MAX;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn allocated_slots_are_the_lowest_run_that_is_long_enough() {
+        let mut slots = PagingSlots::new(200);
+        assert_eq!(slots.allocate(100), Some(0..100));
+        for slot in [3, 10, 11, 12, 70, 71] {
+            assert!(slots.release(slot));
+        }
+        assert_eq!(slots.allocate(2), Some(10..12));
+        assert_eq!(slots.allocate(2), Some(70..72));
+        assert_eq!(slots.allocate(1), Some(3..4));
+        assert_eq!(slots.allocate(64), Some(100..164));
+        // Of 12 and 164..200 the longer run serves, though it is too short.
+        assert_eq!(slots.allocate(50), Some(164..200));
+        assert_eq!(slots.allocate(50), Some(12..13));
+    }
+
+    #[test]
+    fn full_file_refuses_and_serves_again_once_a_slot_is_free() {
+        let mut slots = PagingSlots::new(65);
+        assert_eq!(slots.allocate(u32::MAX), Some(0..65));
+        assert_eq!((slots.allocate(1), slots.free()), (None, 0));
+        assert!(slots.release(64));
+        assert_eq!(slots.allocate(8), Some(64..65));
+        assert_eq!(PagingSlots::new(0).allocate(1), None);
+        assert_eq!(PagingSlots::new(9).allocate(0), None);
+    }
+
+    #[test]
+    fn slot_is_free_after_its_last_reference() {
+        let mut slots = PagingSlots::new(4);
+        assert!(!slots.share(0), "a free slot has nothing to share");
+        assert!(!slots.share(4), "no such slot");
+        let slot = slots.allocate(1).unwrap().start;
+        assert!(slots.share(slot));
+        assert!(!slots.release(slot));
+        assert_eq!(slots.references(slot), 1);
+        assert!(slots.release(slot));
+        assert_eq!(slots.free(), 4);
+        let slot = slots.allocate(1).unwrap().start;
+        let shared = (0..=u16::MAX).filter(|_| slots.share(slot)).count();
+        assert_eq!(shared, usize::from(u16::MAX) - 1, "the count does not wrap");
+    }
+
+    #[test]
+    #[should_panic(expected = "once too often")]
+    fn release_of_a_free_slot_is_a_bug() {
+        PagingSlots::new(1).release(0);
+    }
+
+    proptest! {
+        /// Against a map of counts: no slot is given twice, none is lost, and the free ones are counted.
+        #[test]
+        fn no_slot_is_allocated_twice_or_lost(
+            capacity in 0_u32..300,
+            steps in prop::collection::vec((0_u8..4, 0_u32..300), 0..200),
+        ) {
+            let mut slots = PagingSlots::new(capacity);
+            let mut model = BTreeMap::<u32, u16>::new();
+            for (kind, number) in steps {
+                match kind {
+                    0 | 1 => match slots.allocate(number % 20) {
+                        Some(run) => {
+                            prop_assert!(run.len() <= number as usize % 20 && run.end <= capacity);
+                            for slot in run {
+                                prop_assert_eq!(model.insert(slot, 1), None);
+                            }
+                        }
+                        None => prop_assert!(number % 20 == 0 || model.len() == capacity as usize),
+                    },
+                    2 => {
+                        let shared = slots.share(number);
+                        prop_assert_eq!(shared, model.contains_key(&number));
+                        model.entry(number).and_modify(|count| *count += 1);
+                    }
+                    _ if model.contains_key(&number) => {
+                        let count = model[&number] - 1;
+                        prop_assert_eq!(slots.release(number), count == 0);
+                        if count == 0 {
+                            model.remove(&number);
+                        } else {
+                            model.insert(number, count);
+                        }
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(slots.free(), capacity - model.len() as u32);
+                for slot in 0..capacity {
+                    prop_assert_eq!(slots.references(slot), model.get(&slot).copied().unwrap_or(0));
+                }
+            }
+        }
+    }
+}
