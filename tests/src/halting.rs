@@ -1,12 +1,56 @@
-//! A guest that halts at once, and the end of the cells that have it. Any KVM runs it within milliseconds, a
-//! debug build too.
+//! Guests of a few instructions, and the end of the cells that have them. Any KVM runs them, a debug build
+//! too.
 
 use std::path::Path;
 
 /// An ELF kernel of three instructions: it disables interrupts and halts for ever.
 pub fn halting_guest() -> Vec<u8> {
+    elf(&[0xfa, 0xf4, 0xeb, 0xfd])
+}
+
+/// Memory that [`numbering_guest`] uses, bytes: from 16 to 80 MiB.
+pub const NUMBERED_BYTES: u64 = 64 << 20;
+
+/// An ELF kernel that writes another number to both ends of each page of its memory in each round, reads them
+/// back, and prints `r`. A wrong number prints `B` and ends that.
+pub fn numbering_guest() -> Vec<u8> {
+    elf(&[
+        0xfa, // cli
+        0x31, 0xed, // xor ebp, ebp
+        0xff, 0xc5, // round: inc ebp
+        0xbf, 0x00, 0x00, 0x00, 0x01, // mov edi, 16 MiB
+        0x89, 0xf8, // write: mov eax, edi
+        0x31, 0xe8, // xor eax, ebp
+        0x89, 0x07, // mov [rdi], eax
+        0x89, 0x87, 0xfc, 0x0f, 0x00, 0x00, // mov [rdi + 4092], eax
+        0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // add edi, 4096
+        0x81, 0xff, 0x00, 0x00, 0x00, 0x05, // cmp edi, 80 MiB
+        0x72, 0xe6, // jb write
+        0xbf, 0x00, 0x00, 0x00, 0x01, // mov edi, 16 MiB
+        0x89, 0xf8, // read: mov eax, edi
+        0x31, 0xe8, // xor eax, ebp
+        0x39, 0x07, // cmp [rdi], eax
+        0x75, 0x1f, // jne wrong
+        0x39, 0x87, 0xfc, 0x0f, 0x00, 0x00, // cmp [rdi + 4092], eax
+        0x75, 0x17, // jne wrong
+        0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // add edi, 4096
+        0x81, 0xff, 0x00, 0x00, 0x00, 0x05, // cmp edi, 80 MiB
+        0x72, 0xe2, // jb read
+        0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xb0, b'r', // mov al, 'r'
+        0xee, // out dx, al
+        0xeb, 0xb3, // jmp round
+        0x66, 0xba, 0xf8, 0x03, // wrong: mov dx, 0x3f8
+        0xb0, b'B', // mov al, 'B'
+        0xee, // out dx, al
+        0xf4, // stop: hlt
+        0xeb, 0xfd, // jmp stop
+    ])
+}
+
+/// An ELF kernel of this code, which is entered in 64-bit mode.
+fn elf(code: &[u8]) -> Vec<u8> {
     const BASE: u64 = 0x10_0000;
-    const CODE: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
     const HEADERS: u64 = 64 + 56;
     let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     // An executable for x86-64, with one program header and no section.
@@ -20,11 +64,11 @@ pub fn halting_guest() -> Vec<u8> {
     }
     // One segment: all of the file, to read and to execute.
     elf.extend([1, 0, 0, 0, 5, 0, 0, 0]);
-    let bytes = HEADERS + CODE.len() as u64;
+    let bytes = HEADERS + code.len() as u64;
     for field in [0, BASE, BASE, bytes, bytes, 0x1000] {
         elf.extend(field.to_le_bytes());
     }
-    elf.extend(CODE);
+    elf.extend(code);
     elf
 }
 

@@ -1,9 +1,11 @@
 //! Risk: memory that a guest no longer uses stays taken on the host.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use guest_tests::halting::{NUMBERED_BYTES, numbering_guest};
 use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
@@ -105,6 +107,107 @@ fn a_balloon_that_the_vm_can_not_fill_is_refused() {
     let none = mirrorball(["balloon", vm.name(), "64M"]).run().expect(1);
     assert!(none.errors().contains("balloon = true"), "{none}");
     vm.kill();
+}
+
+/// The paper's stressMem (Cellular Disco, section 5.3): each page gets its own number, and is read back.
+#[test]
+fn memory_beyond_the_resident_limit_is_paged_out_and_comes_back_whole() {
+    let scratch = Scratch::new("paging");
+    let file = scratch.join("paging-file");
+    let vm = VmFile::new("paging")
+        .memory("256M")
+        .key("resident", "\"64M\"")
+        .key("paging_file", &format!("{file:?}"))
+        .start(&scratch);
+    vm.add_tool();
+    vm.tool(&["memory", "150"]).limit(INFLATE_LIMIT).ok();
+    let paging = || vm.inspect()["status"]["paging"].clone();
+    let counted = paging();
+    for counter in ["/faults/with_io", "/written_bytes", "/read_bytes"] {
+        assert!(number(&counted, counter) > 0, "{counter} in {counted:#}");
+    }
+    assert!(counted["stalled"].is_null(), "{counted:#}");
+    wait::until("the limit", INFLATE_LIMIT, || {
+        let counted = paging();
+        let in_memory = number(&counted, "/resident_bytes") + number(&counted, "/second_chance_bytes");
+        (in_memory <= 64 * MIB).then_some(())
+    });
+    // The shard's own memory is beside the guest's.
+    let resident = vm.resident_bytes();
+    assert!(resident <= 80 * MIB, "{resident} bytes");
+    let length = fs::metadata(&file).expect("the paging file").len();
+    assert!(length >= 32 * MIB, "{length} bytes");
+
+    mirrorball(["update", vm.name(), "--resident", "96M"]).ok();
+    assert_eq!(number(&paging(), "/limit_bytes"), 96 * MIB);
+    assert_eq!(vm.inspect()["spec"]["resident"], "96M");
+    let clone = mirrorball(["clone", vm.name()]).run().expect(1);
+    assert!(clone.errors().contains("`resident`"), "{clone}");
+    let second = VmFile::new("paging-too")
+        .key("resident", "\"64M\"")
+        .key("paging_file", &format!("{file:?}"));
+    let refused = mirrorball(["run"]).args([second.write(&scratch)]).run();
+    assert_ne!(refused.status, 0);
+    assert!(refused.errors().contains("another VM uses it"), "{refused}");
+    vm.kill();
+}
+
+/// The same by a guest of a few instructions, which any KVM runs: with a changed limit, and up to a damaged
+/// paging file.
+#[test]
+fn guest_reads_only_what_it_wrote_and_ends_when_its_paging_file_is_damaged() {
+    let scratch = Scratch::new("paging-damaged");
+    let (guest, file) = (
+        scratch.write("guest", numbering_guest()),
+        scratch.join("paging-file"),
+    );
+    let call = |words: &[&str]| {
+        let call = mirrorball(words.iter().copied());
+        call.limit(INFLATE_LIMIT)
+            .env("MIRRORBALL_RUNTIME", scratch.join("runtime"))
+            .env("MIRRORBALL_DATA", scratch.join("data"))
+    };
+    let options = "run --net none --memory 96M --resident 16M --name n";
+    let run = call(&options.split(' ').collect::<Vec<_>>());
+    let run = run
+        .args([Path::new("--paging-file"), &file, Path::new("--kernel"), &guest])
+        .spawn();
+    let rounds = |least: usize| {
+        wait::until(&format!("{least} rounds"), INFLATE_LIMIT, || {
+            let logs = call(&["logs", "n"]).run().text();
+            assert!(!logs.contains('B'), "a wrong number: {logs}");
+            (logs.matches('r').count() >= least).then_some(logs.matches('r').count())
+        })
+    };
+    let paging = || {
+        let vm = call(&["inspect", "n"]).ok().json();
+        vm["status"]["paging"].clone()
+    };
+    let done = rounds(2);
+    let counted = paging();
+    for counter in ["/written_bytes", "/read_bytes"] {
+        assert!(number(&counted, counter) >= NUMBERED_BYTES / 2, "{counted:#}");
+    }
+    assert!(
+        number(&counted, "/paged_out_bytes") >= NUMBERED_BYTES / 2,
+        "{counted:#}"
+    );
+    call(&["update", "n", "--resident", "32M"]).ok();
+    assert_eq!(number(&paging(), "/limit_bytes"), 32 * MIB);
+    rounds(done + 2);
+    // A byte of each page.
+    let paging_file = fs::File::options().write(true).open(&file).expect("it");
+    let length = paging_file.metadata().expect("it").len();
+    for page in (4096..length).step_by(4096) {
+        paging_file.write_all_at(&[0x5a], page + 77).expect("a write");
+    }
+    let ended = run.wait();
+    assert_eq!(ended.status, 73, "{ended}");
+    let errors = ended.errors();
+    let reason = format!("the paging file {} cannot be read at byte ", file.display());
+    assert!(errors.contains(&reason), "{errors}");
+    assert!(errors.contains("not those that were written"), "{errors}");
+    assert!(!ended.text().contains('B'), "a wrong number: {ended}");
 }
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";

@@ -161,7 +161,9 @@ fn has_overlay(disk: &DiskLaunch) -> bool {
 
 /// The resource of a running VM that prevents a clone, in one line with the help; none when it can be cloned.
 pub fn check_cloneable(spec: &VmSpec) -> Option<String> {
-    check_disks_cloneable(spec).or_else(|| check_cards_cloneable(spec))
+    check_disks_cloneable(spec)
+        .or_else(|| check_cards_cloneable(spec))
+        .or_else(|| check_memory_cloneable(spec))
 }
 
 /// The same for its disks alone.
@@ -186,6 +188,12 @@ pub fn check_disks_cloneable(spec: &VmSpec) -> Option<String> {
         }
     }
     None
+}
+
+fn check_memory_cloneable(spec: &VmSpec) -> Option<String> {
+    spec.resident.map(|_| {
+        "its memory is paged, and pages in a paging file can't be cloned; start it without `resident`".into()
+    })
 }
 
 fn check_cards_cloneable(spec: &VmSpec) -> Option<String> {

@@ -8,6 +8,7 @@ mod files;
 mod launch;
 mod left;
 mod names;
+mod paging;
 
 use std::fs::File;
 use std::io;
@@ -109,7 +110,7 @@ pub struct VmResources {
     pub kernel: PathBuf,
     /// The directory of the host's sockets that the guest may connect to.
     pub ports: File,
-    /// Maximum length of a file that the VM's disks write, bytes.
+    /// Maximum length of a file that the VM's disks or its pager write, bytes.
     pub disk_file_bytes: u64,
     /// Whether a file outlives the VM, which must then be ended with care.
     pub keeps_writes: bool,
@@ -217,11 +218,14 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
     });
     let (console, theirs) = UnixStream::pair()?;
     let console_fd = opening.files.add(theirs);
+    let mut memory = launch::memory(spec);
+    memory.paging = opening.paging()?;
+    let paging_file_bytes = opening.paging_file_bytes();
     let launch = LaunchSpec {
         name: name.to_owned(),
         kvm,
         vcpus: spec.cpus,
-        memory: launch::memory(spec),
+        memory,
         nodes: launch::nodes(spec),
         kernel: boot.kernel,
         initrd: boot.initrd,
@@ -247,7 +251,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
         console,
         kernel: boot.kernel_path,
         ports,
-        disk_file_bytes: disks.file_bytes,
+        disk_file_bytes: disks.file_bytes.max(paging_file_bytes),
         keeps_writes: disks.keeps_writes,
         locks: Locks::Taken {
             _disks: disks.opened,

@@ -4,6 +4,7 @@ mod cells;
 mod disks;
 mod nets;
 mod nodes;
+mod paging;
 mod sharing;
 
 pub use self::nets::{Transport, forward, mac};
@@ -50,6 +51,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     check_disks(spec)?;
     check_nets(spec)?;
     sharing::check(spec)?;
+    paging::check(spec)?;
     span::check(spec)?;
     cells::check(spec)?;
     nodes::check(spec)
@@ -263,6 +265,8 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
             "give it 4T at most",
         ));
     }
+    // Pages in the paging file count to no limit of memory.
+    let bytes = spec.resident.map_or(bytes, |resident| resident.0.min(bytes));
     if let Some(limit) = spec.memory_limit
         && limit.0 < bytes.saturating_add(MEMORY_BESIDE_BYTES)
     {
@@ -270,7 +274,7 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
             &["memory_limit"],
             format!(
                 "a guest with {} of memory would be ended when it uses it",
-                spec.memory
+                crate::Size(bytes)
             ),
             format!(
                 "use {} or more",

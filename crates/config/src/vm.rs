@@ -61,6 +61,16 @@ pub struct VmSpec {
     // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_nodes: Vec<u32>,
+    /// Maximum guest memory in the host's memory, from 16M; the rest is in a paging file. All of it when
+    /// absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Size>,
+    /// The paging file, a block device, or the directory of a nameless paging file; with `resident`.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub paging_file: Option<PathBuf>,
     /// Kernel to use instead of the image's, and words for the kernel's command line.
     pub kernel: Option<KernelSpec>,
     /// Use of the image's root disk.

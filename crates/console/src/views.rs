@@ -171,6 +171,8 @@ pub struct Limits {
     pub cpu_limit: Option<f64>,
     /// Maximum host memory, as `\"700M\"`.
     pub memory_limit: Option<String>,
+    /// Maximum guest memory in the host's memory, as `\"256M\"`, of a VM whose memory is paged.
+    pub resident: Option<String>,
     /// vCPUs that are pinned to some of the host's CPUs.
     pub pins: Option<Vec<Pin>>,
     /// Host nodes of its memory; any node when empty.

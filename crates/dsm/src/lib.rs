@@ -58,5 +58,8 @@ pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};
 pub use server_thread::prepare_server_thread;
 pub use shape::{LANES_MAX, Shape};
 pub use shutdown::End;
-pub use userfault::{DEVICE as USERFAULT_DEVICE, FaultDelivery, SERVING as USERFAULT_SERVING};
+pub use userfault::{
+    DEVICE as USERFAULT_DEVICE, FAULTS_MAX, Fault, FaultDelivery, SERVING as USERFAULT_SERVING, Userfault,
+    UserfaultError,
+};
 pub use wire::Pipes;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use config::{Fault, Size, VmSpec};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Changes to limits, pins and memory nodes. A changed limit needs the same as its key in a VM file: root and
-/// control groups.
+/// Changes to limits, resident memory, pins and memory nodes. A changed limit needs the same as its key in a
+/// VM file: root and control groups.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Update {
@@ -21,6 +21,9 @@ pub struct Update {
     /// New limit of host memory.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Option<Size>>,
+    /// New limit of guest memory in the host's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Size>,
     /// vCPUs to pin or unpin.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pins: Vec<Pin>,
@@ -87,7 +90,8 @@ fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Res
 impl Update {
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        !self.changes_limits() && self.pins.is_empty() && self.memory_nodes.is_none()
+        let is_placed = !self.pins.is_empty() || self.memory_nodes.is_some();
+        !self.changes_limits() && self.resident.is_none() && !is_placed
     }
 
     /// Whether it changes a limit or a weight.
@@ -104,6 +108,7 @@ impl Update {
         spec.cpu_weight = self.cpu_weight.unwrap_or(spec.cpu_weight);
         spec.cpu_limit = self.cpu_limit.unwrap_or(spec.cpu_limit);
         spec.memory_limit = self.memory_limit.unwrap_or(spec.memory_limit);
+        spec.resident = self.resident.or(spec.resident);
         if let Some(nodes) = &self.memory_nodes {
             spec.memory_nodes.clone_from(nodes);
         }
@@ -152,6 +157,22 @@ mod tests {
         update(json!({ "memory_nodes": [0, 0] }))
             .applied_to(&unchanged)
             .unwrap_err();
+    }
+
+    #[test]
+    fn resident_memory_changes_alone_and_within_its_least() {
+        let spec = config::parse("vm.toml", "image = \"x\"\nresident = \"64M\"\n").unwrap();
+        let changed = update(json!({ "resident": "32M" }));
+        assert!(!changed.is_empty() && !changed.changes_limits());
+        assert_eq!(changed.applied_to(&spec).unwrap().resident, Some(Size(32 << 20)));
+        let fault = update(json!({ "resident": "15M" }))
+            .applied_to(&spec)
+            .unwrap_err();
+        assert!(fault.message.contains("15M"), "{}", fault.message);
+        assert_eq!(
+            update(json!({})).applied_to(&spec).unwrap().resident,
+            spec.resident
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use diskstore::disk::{self, BaseWatch, Format, Store};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
-use crate::kind::{ServedKind, VmKind};
+use crate::kind::{PlainMemory, ServedKind, VmKind};
 use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
@@ -23,7 +23,7 @@ use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
 use crate::sharing::{DiskSharing, Sharing};
 use crate::virtio::VirtioDevice;
-use crate::virtio::balloon::{Balloon, BalloonHandle, Release};
+use crate::virtio::balloon::{Balloon, BalloonHandle, PlainRelease, Release};
 use crate::virtio::block::{Block, FullDisks};
 use crate::virtio::net::{self, Net};
 use crate::virtio::pmem::{self, Pmem, Writes};
@@ -313,7 +313,11 @@ pub fn build(
         return Ok(BuiltDevices { balloon, watch, full });
     }
     let release = Release(match context.kind {
-        VmKind::Plain(sharing) => VmKind::Plain(sharing.as_ref().map(|sharing| sharing.mapper.clone())),
+        VmKind::Plain(PlainMemory::Whole) => VmKind::Plain(PlainRelease::Whole),
+        VmKind::Plain(PlainMemory::Shared(sharing)) => {
+            VmKind::Plain(PlainRelease::Shared(sharing.mapper.clone()))
+        }
+        VmKind::Plain(PlainMemory::Paged(paging)) => VmKind::Plain(PlainRelease::Paged(paging.clone())),
         VmKind::SharedSpan(_) => VmKind::SharedSpan(()),
         VmKind::CoherentSpan(_, coherence) => VmKind::CoherentSpan((), *coherence),
     });

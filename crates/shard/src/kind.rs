@@ -6,9 +6,9 @@
 //! | step | plain | spanning | with coherent memory, beside that |
 //! | --- | --- | --- | --- |
 //! | launch | state to resume from | [`SpanLaunch`] | [`CoherenceLaunch`] |
-//! | [`OpenedKind`] | the same, open | channels to the other shards | the replica, not served yet |
-//! | [`BuiltKind`] | its page sharing | its home | the replica, not served yet |
-//! | [`ServedKind`] | its page sharing | its home | the replica |
+//! | [`OpenedKind`] | [`OpenedPlain`] | channels to the other shards | the replica, not served yet |
+//! | [`BuiltKind`] | [`PlainMemory`] | its home | the replica, not served yet |
+//! | [`ServedKind`] | [`PlainMemory`] | its home | the replica |
 //! | [`ReadyKind`] | [`PlainVm`] | its home | the replica |
 //! | [`RunningKind`] | [`PlainVm`] | the router to the other shards | the replica |
 //!
@@ -22,6 +22,7 @@ use crate::ending::EndSignal;
 use crate::launch::{CoherenceLaunch, ResumeLaunch, SpanLaunch};
 use crate::machine::{PlainVm, Resume};
 use crate::memory::replica::{Coherence, Replica, ReplicaError};
+use crate::paging::{Paging, PagingFiles};
 use crate::sandbox::Threads;
 use crate::sharing::Sharing;
 use crate::span::machine::{HomeShard, SpanSetup};
@@ -43,14 +44,35 @@ pub enum VmKind<P, S, C> {
 /// The kind of a VM that spans cells.
 pub type SpanKind<S, C> = VmKind<Infallible, S, C>;
 
-/// Kind of a VM whose launch files are open.
-pub type OpenedKind<P = Option<Resume>> = VmKind<P, SpanSetup, Box<Replica>>;
+/// How a plain VM begins.
+pub enum OpenedPlain {
+    /// It boots.
+    Boot,
+    /// It boots, and its memory will be paged.
+    BootPaged(PagingFiles),
+    /// It resumes from a frozen VM.
+    Resume(Resume),
+}
 
-/// Kind of a VM whose machine is built. A plain VM has no sharing if its pages are too large.
-pub type BuiltKind = VmKind<Option<Sharing>, HomeShard, Box<Replica>>;
+/// Service of the pages of a plain VM's memory.
+pub enum PlainMemory {
+    /// Nothing: the pages are too large.
+    Whole,
+    /// Pages may stand for pages of images.
+    Shared(Sharing),
+    /// Pages may be in a paging file. They stand for no image's: a mapping of an image would not report its
+    /// faults to the pager.
+    Paged(Arc<Paging>),
+}
+
+/// Kind of a VM whose launch files are open.
+pub type OpenedKind<P = OpenedPlain> = VmKind<P, SpanSetup, Box<Replica>>;
+
+/// Kind of a VM whose machine is built.
+pub type BuiltKind = VmKind<PlainMemory, HomeShard, Box<Replica>>;
 
 /// Kind of a VM whose memory can be used.
-pub type ServedKind = VmKind<Option<Sharing>, HomeShard, &'static Coherence>;
+pub type ServedKind = VmKind<PlainMemory, HomeShard, &'static Coherence>;
 
 /// Kind of a VM whose vCPUs exist.
 pub type ReadyKind = VmKind<PlainVm, HomeShard, &'static Coherence>;
@@ -118,11 +140,37 @@ impl<P, S, C> VmKind<P, S, C> {
     }
 }
 
-impl<S, C> VmKind<Option<Sharing>, S, C> {
-    /// Returns the page sharing of a plain VM whose pages are small enough.
+impl PlainMemory {
+    /// Returns the page sharing.
     pub fn sharing(&self) -> Option<&Sharing> {
         match self {
-            Self::Plain(sharing) => sharing.as_ref(),
+            Self::Shared(sharing) => Some(sharing),
+            Self::Whole | Self::Paged(_) => None,
+        }
+    }
+
+    /// Returns the paging.
+    pub fn paging(&self) -> Option<&Arc<Paging>> {
+        match self {
+            Self::Paged(paging) => Some(paging),
+            Self::Whole | Self::Shared(_) => None,
+        }
+    }
+}
+
+impl<S, C> VmKind<PlainMemory, S, C> {
+    /// Returns the page sharing of a plain VM that has it.
+    pub fn sharing(&self) -> Option<&Sharing> {
+        match self {
+            Self::Plain(memory) => memory.sharing(),
+            Self::SharedSpan(_) | Self::CoherentSpan(..) => None,
+        }
+    }
+
+    /// Returns the paging of a plain VM that has it.
+    pub fn paging(&self) -> Option<&Arc<Paging>> {
+        match self {
+            Self::Plain(memory) => memory.paging(),
             Self::SharedSpan(_) | Self::CoherentSpan(..) => None,
         }
     }
@@ -162,11 +210,13 @@ impl<P> VmKind<P, Arc<Router>, &'static Coherence> {
         }
     }
 
-    /// Returns whether all memory is still available. A thread that waits for a page of a lost shard waits
-    /// for ever.
-    pub fn memory_is_whole(&self) -> bool {
+    /// Returns whether all memory is still available, where `is_plain_whole` says it of a plain VM. A thread
+    /// that waits for a page of a lost shard, or for one that can't be read from a paging file, waits for
+    /// ever.
+    pub fn memory_is_whole(&self, is_plain_whole: impl FnOnce(&P) -> bool) -> bool {
         match self {
-            Self::Plain(_) | Self::SharedSpan(_) => true,
+            Self::Plain(plain) => is_plain_whole(plain),
+            Self::SharedSpan(_) => true,
             Self::CoherentSpan(_, coherence) => coherence.is_whole(),
         }
     }

@@ -13,6 +13,7 @@ pub mod kick;
 pub mod kind;
 pub mod machine;
 pub mod memory;
+pub mod paging;
 pub mod pci;
 pub mod power;
 pub mod probe;

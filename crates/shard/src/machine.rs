@@ -23,10 +23,11 @@ use crate::bus::{Bus, BusDevice};
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
-use crate::kind::{BuiltKind, OpenedKind, ServedKind, VmKind};
+use crate::kind::{BuiltKind, OpenedKind, OpenedPlain, PlainMemory, ServedKind, VmKind};
 use crate::launch::{LaunchSpec, Pages, Share};
 use crate::memory::GuestRam;
 use crate::memory::nodes::MemoryNodes;
+use crate::paging::Paging;
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
@@ -128,12 +129,20 @@ impl Machine {
         let generation = Generation::new()?;
         let (mut ports, mut mmio) = (Bus::default(), Bus::default());
         let (start, kind) = match kind {
-            VmKind::Plain(resume) => {
-                let sharing = Self::sharing(spec, &memory, images, &files)?;
+            VmKind::Plain(opened) => {
+                let (served, resume) = match opened {
+                    OpenedPlain::BootPaged(files) => {
+                        (PlainMemory::Paged(Paging::open(&memory, files)?), None)
+                    }
+                    OpenedPlain::Boot => (Self::sharing(spec, &memory, images, &files)?, None),
+                    OpenedPlain::Resume(resume) => {
+                        (Self::sharing(spec, &memory, images, &files)?, Some(resume))
+                    }
+                };
                 let start = match resume {
                     Some(Resume { state, layers }) => {
-                        let sharing = sharing
-                            .as_ref()
+                        let sharing = served
+                            .sharing()
                             .ok_or(MachineError::Lacking("small pages for this memory"))?;
                         sharing.mapper.adopt(layers, &state.memory)?;
                         MemoryNodes::new(&spec.memory, &spec.nodes).bind(&memory, &layout)?;
@@ -141,7 +150,7 @@ impl Machine {
                         Start::Resume(Box::new(state))
                     }
                     None => {
-                        let mapper = sharing.as_ref().map(|sharing| &*sharing.mapper);
+                        let mapper = served.sharing().map(|sharing| &*sharing.mapper);
                         let cpuid = cpuid(kvm_fd, &[])?;
                         let entry = load(&memory, &layout, spec, &spec.cmdline, &mut files, mapper)?;
                         Start::Boot {
@@ -151,7 +160,7 @@ impl Machine {
                     }
                 };
                 generation.write(&memory)?;
-                (start, VmKind::Plain(sharing))
+                (start, VmKind::Plain(served))
             }
             VmKind::SharedSpan(setup) => {
                 let cmdline = setup.cmdline(kvm_fd, &spec.cmdline)?;
@@ -209,7 +218,8 @@ impl Machine {
         Ok((machine, kind))
     }
 
-    /// Starts to serve a replica of the memory, and loads the kernel, which was not possible before.
+    /// Starts to serve a replica of the memory, and loads the kernel, which was not possible before. Of a
+    /// plain VM it starts to page the memory, which has the kernel already.
     pub fn serve_memory(
         &mut self,
         kind: BuiltKind,
@@ -217,6 +227,9 @@ impl Machine {
         threads: &Threads,
     ) -> Result<ServedKind, MachineError> {
         let kind = kind.serve(threads, &self.end)?;
+        if let Some(paging) = kind.paging() {
+            paging.start(threads, &self.end)?;
+        }
         if let VmKind::CoherentSpan(..) = kind {
             self.generation.write(&self.memory)?;
         }
@@ -229,26 +242,27 @@ impl Machine {
         Ok(kind)
     }
 
-    /// Returns the sharing of guest memory: pages of `images`, then of the kernel, then of the initramfs.
-    /// Returns none if the memory's pages are too large for that.
+    /// Returns memory that shares pages of `images`, then of the kernel, then of the initramfs, unless the
+    /// memory's pages are too large for that.
     fn sharing(
         spec: &LaunchSpec,
         memory: &GuestRam,
         mut images: Vec<File>,
         boot: &BootFiles,
-    ) -> io::Result<Option<Sharing>> {
+    ) -> io::Result<PlainMemory> {
         if matches!(spec.memory.pages, Pages::Huge2M | Pages::Huge1G) {
-            return Ok(None);
+            return Ok(PlainMemory::Whole);
         }
         if spec.share_boot != Share::Never {
             images.push(boot.kernel.try_clone()?);
             images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);
         }
         let mapper = Mapper::new(memory, images, spec.memory.pages == Pages::Transparent);
-        Ok(mapper.map(|mapper| Sharing {
-            pressure: Arc::new(PressureMonitor::open(mapper.images(), &spec.mapped)),
-            mapper,
-        }))
+        let shared = |mapper: Arc<Mapper>| {
+            let pressure = Arc::new(PressureMonitor::open(mapper.images(), &spec.mapped));
+            PlainMemory::Shared(Sharing { mapper, pressure })
+        };
+        Ok(mapper.map_or(PlainMemory::Whole, shared))
     }
 
     /// Maps a region of persistent memory into the guest. Must be called once for each region of

@@ -191,8 +191,11 @@ fn check_meminfo(launch: &MemoryLaunch) -> Result<(), MemoryError> {
     let Some(host_kib) = meminfo_kib(&meminfo, key) else {
         return Ok(());
     };
-    if launch.bytes >> 10 > host_kib {
-        let wanted_mib = launch.bytes >> 20;
+    // Pages in the paging file need no memory.
+    let resident = launch.paging.as_ref().map(|paging| paging.resident_bytes);
+    let bytes = launch.bytes.min(resident.unwrap_or(launch.bytes));
+    if bytes >> 10 > host_kib {
+        let wanted_mib = bytes >> 20;
         return Err(MemoryError::TooMuch {
             wanted_mib,
             host_mib: host_kib >> 10,

@@ -29,8 +29,8 @@ pub struct Quiescer {
     devices: RwLock<()>,
     /// Number of I/Os of the kernel into guest memory that are in flight without their device's thread.
     in_flight: AtomicUsize,
-    /// Whether devices must start no new I/O.
-    draining: AtomicBool,
+    /// Number of threads that wait for an instant without I/O: devices must start none meanwhile.
+    draining: AtomicUsize,
     pausing: AtomicBool,
     /// Whether the VM is paused by an order, for long.
     held: AtomicBool,
@@ -86,7 +86,31 @@ impl Quiescer {
 
     /// Returns whether a device's thread must defer new I/O, because a pause waits for the I/O in flight.
     pub fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.draining.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits, for about `limit` at most, for an instant at which no device's thread works and no I/O of the
+    /// kernel into guest memory is in flight. Returns whether there was one. vCPUs run meanwhile. Nothing
+    /// then has a pin on a page that was unmapped before. While an order holds the VM paused there is none.
+    ///
+    /// The caller holds no lock that a device's thread, or a thread for which that waits, may need.
+    pub fn io_gap(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        self.draining.fetch_add(1, Ordering::AcqRel);
+        let found = loop {
+            if self.held.load(Ordering::Acquire) {
+                break false;
+            }
+            let devices = self.devices.write().ignore_poison();
+            let is_gap = self.in_flight.load(Ordering::Acquire) == 0;
+            drop(devices);
+            if is_gap || Instant::now() >= deadline {
+                break is_gap;
+            }
+            std::thread::sleep(DRAIN_INTERVAL);
+        };
+        self.draining.fetch_sub(1, Ordering::AcqRel);
+        found
     }
 
     /// Registers the calling vCPU's thread, before it first enters the guest. `kick` is the signal that makes
@@ -146,14 +170,14 @@ impl Quiescer {
     /// Pauses the VM after its I/O in flight: devices start none meanwhile. Returns `None` after `limit`.
     pub fn pause_within(&self, limit: Duration) -> Option<Pause<'_>> {
         let deadline = Instant::now() + limit;
-        self.draining.store(true, Ordering::Release);
+        self.draining.fetch_add(1, Ordering::AcqRel);
         let pause = loop {
             match self.pause() {
                 None if Instant::now() < deadline => std::thread::sleep(DRAIN_INTERVAL),
                 pause => break pause,
             }
         };
-        self.draining.store(false, Ordering::Release);
+        self.draining.fetch_sub(1, Ordering::AcqRel);
         pause
     }
 
@@ -309,6 +333,43 @@ mod tests {
         assert!(quiescer.pause().is_none());
         quiescer.io_done();
         assert!(quiescer.pause().is_some());
+    }
+
+    #[test]
+    fn instant_without_io_is_found_between_work_and_io_in_flight_only() {
+        let quiescer = Quiescer::new();
+        let limit = Duration::from_millis(1);
+        assert!(quiescer.io_gap(limit));
+        quiescer.io_started();
+        assert!(!quiescer.io_gap(limit), "the kernel works");
+        let (other, (begun, wait)) = (quiescer.clone(), std::sync::mpsc::channel());
+        let device = thread::spawn(move || {
+            let working = other.work();
+            begun.send(()).unwrap();
+            thread::sleep(Duration::from_millis(50));
+            // Still within its work it has I/O completed.
+            other.io_done();
+            drop(working);
+        });
+        wait.recv().unwrap();
+        assert!(quiescer.io_gap(Duration::ZERO), "a device's work is waited for");
+        device.join().unwrap();
+        quiescer.io_started();
+        let other = quiescer.clone();
+        let thread = thread::spawn(move || {
+            // Devices start no I/O until the instant was found.
+            while !other.draining() {
+                thread::yield_now();
+            }
+            other.io_done();
+        });
+        assert!(quiescer.io_gap(Duration::from_secs(20)));
+        thread.join().unwrap();
+        assert!(!quiescer.draining());
+        let pause = quiescer.pause();
+        quiescer.set_held(true);
+        assert!(!quiescer.io_gap(limit), "the VM is paused");
+        drop(pause);
     }
 
     #[test]

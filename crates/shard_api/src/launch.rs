@@ -22,7 +22,7 @@ pub use devices::{
 };
 pub use ending::Ending;
 pub use handover::{HandoverReply, HandoverRequest};
-pub use memory::{HomeMemory, MemoryLaunch, NodeLaunch, Pages};
+pub use memory::{HomeMemory, MemoryLaunch, NodeLaunch, PAGING_FILE_MARK, Pages, PagingLaunch};
 pub use order::{
     Answer, MoveReport, NumberedOrder, Order, OrderId, Report, STATISTICS_FILES_MAX, VCPU_STOP_MS_MAX,
     VCPU_STOP_TOTAL_MAX,

@@ -197,6 +197,7 @@ mod tests {
             Order::Step { .. } => "step",
             Order::Shared { .. } => "shared",
             Order::MemoryNodes { .. } => "memory-nodes",
+            Order::Resident { .. } => "resident",
             Order::Pause => "pause",
             Order::Resume => "resume",
             Order::StopVcpu { .. } => "stop-vcpu",
@@ -230,6 +231,6 @@ mod tests {
             .map(|order| name_of(order).to_owned())
             .collect();
         assert_eq!(names, kinds(&samples, "orders"));
-        assert_eq!(names.len(), 15);
+        assert_eq!(names.len(), 16);
     }
 }

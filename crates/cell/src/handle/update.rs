@@ -3,11 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use config::VmSpec;
+use config::{Size, VmSpec};
 use registry::update::{MemoryReport, Update};
 use registry::vms::Record;
+use shard_api::launch::{Answer, Order};
 
-use super::VmHandle;
+use super::{VmHandle, not_an_answer};
 use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::PartLimits;
@@ -15,7 +16,8 @@ use crate::secondary_shards::SecondaryShards;
 
 impl VmHandle {
     /// Changes the VM's use of its host. An error leaves the changes before it as they are: limits come
-    /// first, then one pin after another, then the memory, whose nodes the result names.
+    /// first, then the resident memory, then one pin after another, then the memory, whose nodes the result
+    /// names.
     ///
     /// # Errors
     /// If a VM file may not say that, a host does not let this user limit anything, the VM has no such vCPU,
@@ -30,11 +32,16 @@ impl VmHandle {
             self.limit_on_all_hosts(&record, &next)?;
             self.recorder().change(|record| {
                 let nodes = std::mem::take(&mut record.spec.memory_nodes);
+                let resident = record.spec.resident;
                 record.spec = VmSpec {
                     memory_nodes: nodes,
+                    resident,
                     ..next
                 };
             });
+        }
+        if let Some(resident) = update.resident {
+            self.limit_resident(&record, resident)?;
         }
         for pin in &update.pins {
             self.pin(pin)?;
@@ -62,6 +69,22 @@ impl VmHandle {
             |part| limit(part, &record.spec),
             || self.limit(record, next).map_err(io::Error::other),
         )
+    }
+
+    /// Changes the limit of guest memory in the host's memory.
+    fn limit_resident(&self, record: &Record, resident: Size) -> io::Result<()> {
+        if record.spec.resident.is_none() {
+            return Err(io::Error::other(
+                "its memory is not paged, and can't be from now on; help: start it with `resident`",
+            ));
+        }
+        match self.act(&Order::Resident { bytes: resident.0 })? {
+            Answer::Done => {}
+            other => return Err(not_an_answer(&other)),
+        }
+        self.recorder()
+            .change(|record| record.spec.resident = Some(resident));
+        Ok(())
     }
 
     fn limit(&self, record: &Record, spec: &VmSpec) -> Result<(), ControlGroupError> {

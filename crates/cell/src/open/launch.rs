@@ -11,8 +11,11 @@ pub(super) fn on_full(spec: OnFullSpec) -> OnFull {
     }
 }
 
-/// The sharing mode of a disk with the setting `own`.
+/// The sharing mode of a disk with the setting `own`. A VM whose memory is paged shares nothing.
 pub(super) fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
+    if spec.resident.is_some() {
+        return Share::Never;
+    }
     match own.or(spec.share).unwrap_or_default() {
         ShareSpec::Adaptive => Share::Adaptive,
         ShareSpec::Deferred => Share::Deferred,
@@ -34,6 +37,7 @@ pub(super) fn memory(spec: &VmSpec) -> MemoryLaunch {
         host_nodes: spec.memory_nodes.clone(),
         // Known when the VM has its place.
         homes: Vec::new(),
+        paging: None,
     }
 }
 

@@ -116,6 +116,9 @@ impl NewBoot<'_> {
         let mut launch = opened.launch.clone();
         launch.memory.host_nodes = self.memory_nodes()?;
         launch.memory.homes = self.homes()?;
+        if let (Some(paging), Some(bytes)) = (&mut launch.memory.paging, self.resident_bytes()) {
+            paging.resident_bytes = bytes;
+        }
         let (handover, shards) = UnixStream::pair()?;
         launch.handover = Fd(files.len());
         files.push(shards.as_fd());
@@ -188,6 +191,13 @@ impl NewBoot<'_> {
         }
         self.keeper.reap_all();
         Ok(())
+    }
+
+    /// The limit of guest memory in the host's memory, by its record: it may have been changed since its
+    /// start.
+    fn resident_bytes(&self) -> Option<u64> {
+        let record = self.vm.handle.recorder().read(Record::clone)?;
+        record.spec.resident.map(|resident| resident.0)
     }
 
     /// The host's nodes for the VM's memory, by its record: they may have been changed since its start.

@@ -109,6 +109,9 @@ impl MemberPolicy {
             restart: _,
             memory,
             memory_nodes,
+            // It can only restrict the VM itself.
+            resident: _,
+            paging_file,
             kernel,
             root,
             disks,
@@ -155,6 +158,9 @@ impl MemberPolicy {
         if !memory_nodes.is_empty() {
             return Err(owners("memory_nodes"));
         }
+        paging_file
+            .iter()
+            .try_for_each(|path| self.admit_path(&["paging_file"], path))?;
         if nodes.iter().any(|node| node.host_node.is_some()) {
             return Err(owners("nodes.host_node"));
         }
@@ -453,6 +459,10 @@ mod tests {
             ),
             ("memory_nodes = [0]".to_owned(), "memory_nodes"),
             ("cells = [0]".to_owned(), "cells"),
+            (
+                "resident = \"64M\"\npaging_file = \"/dev/sda\"".to_owned(),
+                "paging_file",
+            ),
             (
                 "[[nodes]]\ncpus = \"0\"\nmemory = \"512M\"\nhost_node = 0".to_owned(),
                 "nodes",

@@ -6,6 +6,7 @@ const DEBIAN: &str = include_str!("../../../../examples/debian.toml");
 const TINY: &str = include_str!("../../../../examples/tiny.toml");
 const NUMA: &str = include_str!("../../../../examples/numa.toml");
 const SPAN: &str = include_str!("../../../../examples/span.toml");
+const PAGING: &str = include_str!("../../../../examples/paging.toml");
 const SCHEMA: &str = include_str!("../../../../docs/reference/vm-file.md");
 
 /// An example including its commented-out lines.
@@ -49,6 +50,7 @@ fn every_example_is_accepted() {
     assert_eq!(read(TINY).cpus, 1);
     assert_eq!(read(NUMA).nodes.len(), 2);
     assert_eq!(read(DEBIAN).disks.len(), 0);
+    assert_eq!(read(PAGING).resident, Some(crate::Size(128 << 20)));
     assert_eq!(read(SPAN).span, Some(crate::SpanSpec::Cells(vec![0, 1])));
 }
 
@@ -62,12 +64,22 @@ fn commented_out_lines_of_the_full_example_are_accepted() {
 #[test]
 fn the_full_example_shows_every_key() {
     let text = whole(DEBIAN);
-    // A comment has the keys that a VM with the other keys can't have.
-    let elsewhere = "span = { cells = [0, 1] }";
-    assert!(text.contains(elsewhere) && SPAN.contains(elsewhere));
+    // Comments have the keys that a VM with the other keys can't have.
+    let elsewhere = [
+        ("span = { cells = [0, 1] }", SPAN),
+        ("resident = \"128M\"", PAGING),
+        ("paging_file = \"/var/tmp\"", PAGING),
+    ];
+    for (line, example) in elsewhere {
+        assert!(text.contains(line) && example.contains(line), "{line}");
+    }
     let absent: Vec<String> = all_keys()
         .into_iter()
-        .filter(|key| !elsewhere.contains(&format!("{key} = ")))
+        .filter(|key| {
+            !elsewhere
+                .iter()
+                .any(|(line, _)| line.contains(&format!("{key} = ")))
+        })
         .filter(|key| !text.contains(&format!("\n{key} = ")) && !text.contains(&format!("[{key}]")))
         .collect();
     assert_eq!(absent, Vec::<String>::new());

@@ -6,11 +6,12 @@ use proptest::sample::{Index, select};
 use super::shown;
 use crate::{cpulist, parse};
 
-const EXAMPLES: [&str; 4] = [
+const EXAMPLES: [&str; 5] = [
     include_str!("../../../../examples/debian.toml"),
     include_str!("../../../../examples/tiny.toml"),
     include_str!("../../../../examples/numa.toml"),
     include_str!("../../../../examples/span.toml"),
+    include_str!("../../../../examples/paging.toml"),
 ];
 
 /// Values that are invalid in most places.

@@ -42,6 +42,7 @@ fn numbers_have_the_documented_limits() {
     ends("cpu_weight", &["1", "10000"], &["0", "10001"]);
     ends("cpu_limit", &["0.01", "1024"], &["0.009", "1024.1"]);
     ends("scratch_limit", &["\"1M\""], &["\"1023K\""]);
+    ends("resident", &["\"16M\"", "\"4T\""], &["\"16383K\""]);
     ends(
         "memory",
         &["\"64M\"", "\"4T\""],
@@ -54,6 +55,15 @@ fn limit_of_memory_has_room_for_the_shards_own_memory() {
     let text = |limit| format!("image = \"debian-12\"\nmemory = \"128M\"\nmemory_limit = \"{limit}\"\n");
     assert!(taken("memory_limit", &text("192M")));
     assert!(!taken("memory_limit", &text("191M")));
+}
+
+#[test]
+fn limit_of_memory_needs_no_room_for_what_is_paged_out() {
+    let text = |limit| {
+        format!("image = \"debian-12\"\nmemory = \"512M\"\nresident = \"64M\"\nmemory_limit = \"{limit}\"\n")
+    };
+    assert!(taken("memory_limit", &text("128M")));
+    assert!(!taken("memory_limit", &text("127M")));
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct RunArgs {
     #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
         "name", "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
         "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart",
-        "scratch_limit", "label"])]
+        "scratch_limit", "label", "resident", "paging_file"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -41,6 +41,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "NODES", value_parser = host_nodes, default_value = "",
         hide_default_value = true)]
     pub memory_nodes: HostNodes,
+    /// Maximum guest memory in the host's memory, as 256M; the rest is in a paging file
+    #[arg(long, value_name = "SIZE")]
+    pub resident: Option<Size>,
+    /// A new or empty file, a block device, or a directory for the paging file; /var/tmp otherwise
+    #[arg(long, value_name = "PATH", requires = "resident")]
+    pub paging_file: Option<PathBuf>,
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
@@ -236,6 +242,8 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         restart: word("restart", &args.restart)?,
         memory: args.memory,
         memory_nodes: args.memory_nodes.0.clone(),
+        resident: args.resident,
+        paging_file: args.paging_file.clone(),
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),
             initrd: args.initrd.clone(),

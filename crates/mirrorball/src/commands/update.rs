@@ -31,6 +31,9 @@ pub struct UpdateArgs {
     /// Memory of the host that its processes use at most, as 700M, or none
     #[arg(long, value_name = "SIZE|none")]
     memory_limit: Option<OrNone<Size>>,
+    /// Maximum guest memory in the host's memory, as 256M, of a VM that was started with --resident
+    #[arg(long, value_name = "SIZE")]
+    resident: Option<Size>,
     /// A vCPU and the CPUs of the host that it runs on, as 0=2 or 1=2-3, or 1=all; several times for several
     #[arg(long, value_name = "VCPU=CPUS")]
     pin: Vec<PinArg>,
@@ -95,12 +98,14 @@ pub fn update(args: UpdateArgs) -> Result<ExitCode> {
         cpu_weight: args.cpu_weight.map(|OrNone(weight)| weight),
         cpu_limit: args.cpu_limit.map(|OrNone(limit)| limit),
         memory_limit: args.memory_limit.map(|OrNone(limit)| limit),
+        resident: args.resident,
         pins: args.pin.into_iter().map(|PinArg(pin)| pin).collect(),
         memory_nodes: args.memory_nodes.map(|HostNodes(nodes)| nodes),
     };
     if update.is_empty() {
         return Err(miette!(
-            help = "name one of --cpu-weight, --cpu-limit, --memory-limit, --pin and --memory-nodes",
+            help =
+                "name one of --cpu-weight, --cpu-limit, --memory-limit, --resident, --pin and --memory-nodes",
             "{}: nothing is to change",
             args.vm
         ));

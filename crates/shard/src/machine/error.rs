@@ -8,6 +8,7 @@ use crate::arch::x86_64::state::StateError;
 use crate::bus::Overlap;
 use crate::memory::MemoryError;
 use crate::memory::replica::ReplicaError;
+use crate::paging::PagingError;
 
 /// Reason why the VM can't be created.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum MachineError {
     /// The shard's replica of the memory can't be created.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+    /// The memory can't be paged.
+    #[error(transparent)]
+    Paging(#[from] PagingError),
     /// Kernel, initramfs or command line can't be loaded.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -14,11 +14,10 @@ use crate::bus::Bus;
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::InKernel;
-use crate::kind::{ReadyKind, ServedKind, SpanKind, VmKind};
+use crate::kind::{PlainMemory, ReadyKind, ServedKind, SpanKind, VmKind};
 use crate::memory::GuestRam;
 use crate::power::PowerButton;
 use crate::serial::Console;
-use crate::sharing::Sharing;
 use crate::span::machine::migrated_msrs;
 use crate::vcpu::{Vcpu, VcpuCounters, VcpuThread};
 
@@ -36,13 +35,18 @@ pub struct Ready {
 
 /// Data of a plain VM while it runs.
 pub struct PlainVm {
-    /// Page sharing with other VMs; none if the memory's pages are too large.
-    pub sharing: Option<Sharing>,
+    /// Service of the pages of its memory.
+    pub memory: PlainMemory,
     /// The vCPUs, for other threads to use while they are paused.
     pub vcpus: Vec<VcpuFd>,
 }
 
 impl PlainVm {
+    /// Returns whether each page of its memory can still be read.
+    pub fn memory_is_whole(&self) -> bool {
+        self.memory.paging().is_none_or(|paging| paging.is_whole())
+    }
+
     /// Reports the pause to the guest, so that its watchdogs accept it. A guest without paravirtual clocks
     /// receives no report.
     pub fn report_pause(&self) {
@@ -165,8 +169,8 @@ impl Machine {
             vcpus,
             running,
             functions,
-            kind: kind.map_plain(|sharing| PlainVm {
-                sharing,
+            kind: kind.map_plain(|memory| PlainVm {
+                memory,
                 vcpus: seconds,
             }),
         })

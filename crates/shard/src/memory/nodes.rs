@@ -268,6 +268,7 @@ mod tests {
             prefault: false,
             host_nodes: host_nodes.to_vec(),
             homes: Vec::new(),
+            paging: None,
         }
     }
 

@@ -11,6 +11,7 @@ fn memory(bytes: u64) -> GuestRam {
         prefault: false,
         host_nodes: Vec::new(),
         homes: Vec::new(),
+        paging: None,
     };
     create(&Layout::new(bytes, &[]).unwrap(), &launch, &[], None).unwrap()
 }

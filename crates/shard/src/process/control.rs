@@ -121,7 +121,7 @@ impl Control {
         self.kind.end();
         // If pages can't be fetched, vCPUs and devices wait for ever. Data that are not on a disk yet are
         // lost, as by a power cut.
-        if self.kind.memory_is_whole() {
+        if self.kind.memory_is_whole(PlainVm::memory_is_whole) {
             self.vcpus.stop();
             // Disks write the data that they have acknowledged.
             self.bus.stop();
@@ -209,13 +209,14 @@ impl OrderContext<'_, '_> {
             }
             Order::Shared { files } => {
                 if let VmKind::Plain(plain) = self.kind
-                    && let Some(sharing) = &plain.sharing
+                    && let Some(sharing) = plain.memory.sharing()
                 {
                     sharing.pressure.set_shared(&files);
                 }
                 Answer::Done
             }
             Order::MemoryNodes { nodes, from } => self.place_memory(&nodes, from),
+            Order::Resident { bytes } => self.limit_resident(bytes),
             Order::Pause => self.pause(),
             Order::Resume => {
                 let plain = match self.kind {
@@ -242,13 +243,30 @@ impl OrderContext<'_, '_> {
         };
         let Running { memory, layout, .. } = self.running;
         let of_images = |range: &Range<u64>| {
-            let sharing = plain.sharing.as_ref();
+            let sharing = plain.memory.sharing();
             sharing.map_or_else(Vec::new, |sharing| sharing.mapper.of_images(range))
         };
         let changed = self.nodes.change(memory, layout, nodes);
         match changed.and_then(|()| self.nodes.move_from(memory, layout, from, of_images)) {
             Ok(next) => Answer::MemoryMoved { next },
             Err(error) => Answer::Refused { why: chain(&error) },
+        }
+    }
+
+    /// Sets the limit of pages in memory.
+    fn limit_resident(&self, bytes: u64) -> Answer {
+        let paging = match self.kind {
+            VmKind::Plain(plain) => plain.memory.paging(),
+            VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => None,
+        };
+        match paging {
+            Some(paging) => {
+                paging.set_limit(bytes);
+                Answer::Done
+            }
+            None => Answer::Refused {
+                why: "the VM's memory is not paged; start it with `resident`".to_owned(),
+            },
         }
     }
 

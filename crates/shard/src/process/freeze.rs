@@ -12,7 +12,7 @@ use diskstore::disk::copy_scratch;
 
 use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
 use crate::chain::chain;
-use crate::kind::{RunningKind, VmKind};
+use crate::kind::{PlainMemory, RunningKind, VmKind};
 use crate::launch::{Fd, HandoverReply, HandoverRequest, ResumeLaunch};
 use crate::machine::{PlainVm, Running};
 use crate::memory::MemoryError;
@@ -32,6 +32,11 @@ enum FreezeError {
          \"4K\"`"
     )]
     HugePages,
+    #[error(
+        "its memory is paged, and pages in a paging file can't be cloned or kept as a snapshot; start it \
+         without `resident`"
+    )]
+    Paged,
     #[error("a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`")]
     Span,
     #[error("it has persistent memory, which is not cloned; use a disk with `as = \"block\"`")]
@@ -114,7 +119,7 @@ impl Freezer {
                 HandoverRequest::Touched => {
                     let runs = match kind {
                         VmKind::Plain(PlainVm {
-                            sharing: Some(sharing),
+                            memory: PlainMemory::Shared(sharing),
                             ..
                         }) => sharing.mapper.touched()?,
                         VmKind::Plain(_) | VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => Vec::new(),
@@ -149,7 +154,11 @@ impl Freezer {
         bus: &PciBus,
         (plain, hold): (&PlainVm, &Hold<'_>),
     ) -> Result<FrozenVm, FreezeError> {
-        let mapper = &plain.sharing.as_ref().ok_or(FreezeError::HugePages)?.mapper;
+        let mapper = match &plain.memory {
+            PlainMemory::Shared(sharing) => &sharing.mapper,
+            PlainMemory::Whole => return Err(FreezeError::HugePages),
+            PlainMemory::Paged(_) => return Err(FreezeError::Paged),
+        };
         if !running.layout.pmem.is_empty() {
             return Err(FreezeError::Pmem);
         }

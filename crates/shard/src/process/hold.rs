@@ -116,7 +116,7 @@ mod tests {
         assert!(hold.begin(DRAIN_TIMEOUT), "the VM is paused already");
         hold.end(Some(&PlainVm {
             vcpus: Vec::new(),
-            sharing: None,
+            memory: crate::kind::PlainMemory::Whole,
         }));
         assert!(is_at_work(&quiescer));
         drop(quiescer.pause().expect("it runs"));

@@ -4,11 +4,12 @@ use std::fs::File;
 
 use super::{Files, ProcessError};
 use crate::arch::x86_64::layout::Layout;
-use crate::kind::{OpenedKind, SpanKind, VmKind};
-use crate::launch::{LaunchSpec, MemoryLaunch, ResumeLaunch, SpanLaunch};
+use crate::kind::{OpenedKind, OpenedPlain, SpanKind, VmKind};
+use crate::launch::{LaunchSpec, MemoryLaunch, PagingLaunch, ResumeLaunch, SpanLaunch};
 use crate::machine::{MachineError, Resume};
 use crate::memory::replica::Replica;
 use crate::memory::{self, GuestRam};
+use crate::paging::{PagingError, PagingFiles};
 use crate::snapshot::MachineState;
 use crate::span::machine::{Channels, SpanSetup, wake_promptly};
 
@@ -20,10 +21,20 @@ pub fn vm(
 ) -> Result<(OpenedKind, GuestRam), ProcessError> {
     match VmKind::of(spec.span.as_ref(), spec.resume.as_ref())? {
         VmKind::Plain(launch) => {
-            let frozen = launch.map(|launch| frozen(launch, files)).transpose()?;
-            let (file, resume) = frozen.unzip();
-            let memory = memory::create(layout, &spec.memory, &spec.nodes, file.flatten());
-            Ok((VmKind::Plain(resume), memory.map_err(MachineError::from)?))
+            let (file, opened) = match (launch, &spec.memory.paging) {
+                (None, None) => (None, OpenedPlain::Boot),
+                (None, Some(launch)) => (None, OpenedPlain::BootPaged(paging(launch, files)?)),
+                (Some(launch), None) => {
+                    let (file, resume) = frozen(launch, files)?;
+                    (file, OpenedPlain::Resume(resume))
+                }
+                (Some(_), Some(_)) => return Err(MachineError::from(PagingError::Resumed).into()),
+            };
+            let memory = memory::create(layout, &spec.memory, &spec.nodes, file);
+            Ok((VmKind::Plain(opened), memory.map_err(MachineError::from)?))
+        }
+        VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) if spec.memory.paging.is_some() => {
+            Err(MachineError::from(PagingError::Spanning).into())
         }
         VmKind::SharedSpan(launch) | VmKind::CoherentSpan(launch, _) => {
             span(launch, &spec.memory, layout, files)
@@ -55,6 +66,16 @@ pub fn span<P>(
             Ok((kind, ram.map_err(MachineError::from)?))
         }
     }
+}
+
+/// Opens the files of paging.
+fn paging(launch: &PagingLaunch, files: &mut Files) -> Result<PagingFiles, ProcessError> {
+    Ok(PagingFiles {
+        file: files.take(launch.file)?,
+        name: launch.name.clone(),
+        userfaultfd: launch.userfaultfd.map(|fd| files.take(fd)).transpose()?,
+        resident_bytes: launch.resident_bytes,
+    })
 }
 
 /// Opens the frozen VM to resume from: the file of its memory, and the rest.

@@ -153,7 +153,7 @@ impl SecondaryShard {
         drop(hold);
         self.kind.end();
         // Threads that wait for a page of a lost shard wait for ever.
-        if self.kind.memory_is_whole() {
+        if self.kind.memory_is_whole(|never| match *never {}) {
             self.vcpus.stop();
         }
         self.end.cause().unwrap_or(Ending::Quit)
@@ -199,6 +199,7 @@ fn perform(
         | Order::Move { .. }
         | Order::Shared { .. }
         | Order::MemoryNodes { .. }
+        | Order::Resident { .. }
         | Order::Nmi
         | Order::Reset => Answer::Refused {
             why: "the order is for the VM's home".to_owned(),

@@ -86,7 +86,10 @@ pub fn status(vcpus: &VcpuThreads, console: &ConsoleCounters, bus: &PciBus, kind
     });
     match kind {
         VmKind::Plain(plain) => {
-            let sharing = plain.sharing.as_ref();
+            if let Some(paging) = plain.memory.paging() {
+                status["paging"] = paging.status();
+            }
+            let sharing = plain.memory.sharing();
             status["sharing"] = sharing.map_or(Value::Null, |Sharing { mapper, pressure }| {
                 json!({ "pages": mapper.status(), "situation": pressure.status() })
             });

@@ -178,7 +178,7 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
         ThreadKind::SpanVcpu => kvm(&[VCPU_IOCTLS, SPAN_IOCTLS]),
         // It resets the devices at the end of the VM, which unbinds their interrupts and addresses.
         ThreadKind::Control => kvm(&[VCPU_IOCTLS, PAUSED_IOCTLS]),
-        ThreadKind::PageServer => dsm::USERFAULT_SERVING.to_vec(),
+        ThreadKind::PageServer | ThreadKind::Pager => dsm::USERFAULT_SERVING.to_vec(),
         ThreadKind::Net => crate::virtio::net::REQUESTS.to_vec(),
         ThreadKind::Orders
         | ThreadKind::Link
@@ -328,5 +328,6 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ThreadKind::Balloon => crate::virtio::balloon::SYSCALLS,
         ThreadKind::Pmem => crate::virtio::pmem::SYSCALLS,
         ThreadKind::Sharing => crate::sharing::SYSCALLS,
+        ThreadKind::Pager => crate::paging::SYSCALLS,
     }
 }

@@ -18,7 +18,7 @@ use super::threads::{ThreadKind, Threads};
 use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
 use crate::launch::{Identity, SandboxLaunch};
 
-const KINDS: [ThreadKind; 16] = [
+const KINDS: [ThreadKind; 17] = [
     ThreadKind::Control,
     ThreadKind::Orders,
     ThreadKind::Vcpu,
@@ -35,6 +35,7 @@ const KINDS: [ThreadKind; 16] = [
     ThreadKind::Balloon,
     ThreadKind::Pmem,
     ThreadKind::Sharing,
+    ThreadKind::Pager,
 ];
 
 /// Next steps of an attacker who runs code in a shard: calls with their first three arguments.

@@ -46,6 +46,8 @@ pub enum ThreadKind {
     Pmem,
     /// Shares memory in the background.
     Sharing,
+    /// Pages guest memory: answers faults, or writes pages out.
+    Pager,
 }
 
 /// Starts threads. Can be cloned; holds the policy of the sandbox, and the quiescer that pauses the VM's

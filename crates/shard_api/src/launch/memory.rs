@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Fd;
+
 /// Guest memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemoryLaunch {
@@ -19,6 +21,9 @@ pub struct MemoryLaunch {
     /// where neither `host_nodes` nor [`NodeLaunch::host_node`] does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub homes: Vec<HomeMemory>,
+    /// Paging of the memory, of a plain VM that boots, with pages of 4 KiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paging: Option<PagingLaunch>,
 }
 
 /// Memory of a VM that is of one cell.
@@ -28,6 +33,23 @@ pub struct HomeMemory {
     pub bytes: u64,
     /// The host's NUMA nodes of that cell's memory.
     pub nodes: Vec<u32>,
+}
+
+/// First bytes of a paging file with a name. The pages follow from byte 4096 on.
+pub const PAGING_FILE_MARK: &[u8] = b"mirrorball paging file\n";
+
+/// Paging of guest memory to a file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PagingLaunch {
+    /// Greatest number of bytes of guest memory in the host's memory. [`super::Order::Resident`] changes it.
+    pub resident_bytes: u64,
+    /// The paging file: a regular file or a block device, open for reading and writing. Its content from byte
+    /// 4096 on is lost.
+    pub file: Fd,
+    /// Name of the file, for messages.
+    pub name: String,
+    /// Descriptor of `/dev/userfaultfd`, if the monitor may open it.
+    pub userfaultfd: Option<Fd>,
 }
 
 /// Page sizes that back guest memory.

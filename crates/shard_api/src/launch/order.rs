@@ -86,6 +86,12 @@ pub enum Order {
         /// Guest-physical address, a multiple of the page size.
         from: u64,
     },
+    /// Set the limit of guest memory in the host's memory. Refused for a VM without
+    /// [`PagingLaunch`](super::PagingLaunch).
+    Resident {
+        /// Bytes, 16 MiB at least.
+        bytes: u64,
+    },
     /// Pause the shard until [`Order::Resume`]: no vCPU runs and no device works. A VM that spans cells is
     /// paused when all its shards are, the home last; they serve each other's packets and pages meanwhile.
     Pause,

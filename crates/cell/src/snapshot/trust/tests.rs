@@ -301,6 +301,26 @@ fn a_limit_is_the_callers_and_the_snapshots_when_the_caller_sets_none() {
     }
 }
 
+/// Opening a paging file destroys its content, and no VM with one is ever in a snapshot.
+#[test]
+fn forged_snapshot_opens_no_paging_file() {
+    let forged = json!({ "image": "tiny", "resident": "64M", "paging_file": "/dev/sda" });
+    for as_is in [false, true] {
+        let allowed = Allowed {
+            as_is,
+            ..Allowed::default()
+        };
+        match Host::new().grant(forged.clone(), &allowed) {
+            Ok(granted) => {
+                let paging = (granted.spec.resident, granted.spec.paging_file);
+                assert_eq!(paging, (None, None));
+                assert_eq!(granted.opens, ["the image tiny"]);
+            }
+            Err(error) => assert!(error.to_string().contains("`resident`"), "{error}"),
+        }
+    }
+}
+
 #[test]
 fn core_scheduling_is_on_when_the_snapshot_or_the_caller_asks_for_it() {
     for (snapshot, caller) in [(false, false), (false, true), (true, false), (true, true)] {

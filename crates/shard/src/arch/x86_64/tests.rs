@@ -24,6 +24,7 @@ fn ram(bytes: u64) -> GuestRam {
             prefault: false,
             host_nodes: Vec::new(),
             homes: Vec::new(),
+            paging: None,
         },
         &[],
         None,

@@ -37,6 +37,7 @@ fn ram_of(file: Option<File>) -> GuestRam {
         prefault: false,
         host_nodes: Vec::new(),
         homes: Vec::new(),
+        paging: None,
     };
     memory::create(&layout, &launch, &[], file).unwrap()
 }

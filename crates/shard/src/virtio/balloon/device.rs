@@ -72,7 +72,7 @@ pub(crate) fn bare(ram_bytes: u64) -> io::Result<impl crate::virtio::worker::Han
     Ok(BalloonHandler::new(
         new_state(ram_bytes)?,
         Arc::default(),
-        Release(crate::kind::VmKind::Plain(None)),
+        Release(crate::kind::VmKind::Plain(super::PlainRelease::Whole)),
     ))
 }
 

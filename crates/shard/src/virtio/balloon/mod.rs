@@ -18,8 +18,8 @@ mod tests;
 pub use device::Balloon;
 #[cfg(fuzzing)]
 pub(crate) use device::bare;
-pub use release::Release;
 #[cfg(test)]
 pub(crate) use release::release;
+pub use release::{PlainRelease, Release};
 pub use state::BalloonHandle;
 pub use syscalls::SYSCALLS;

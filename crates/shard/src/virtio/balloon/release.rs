@@ -12,14 +12,25 @@ use vm_memory::{
 use super::state::UNIT_BYTES;
 use crate::kind::VmKind;
 use crate::memory::replica::Coherence;
+use crate::paging::Paging;
 use crate::sharing::Mapper;
 use crate::virtio::DeviceError;
 
-/// Release of guest memory, by kind of VM. A plain VM's map of shared pages takes part where pages map an
-/// image. With replicas of the memory in other shards all of them take part, since no page is this shard's
-/// alone.
+/// Participant in the release of a plain VM's pages.
 #[derive(Clone)]
-pub struct Release(pub VmKind<Option<Arc<Mapper>>, (), &'static Coherence>);
+pub enum PlainRelease {
+    /// Nothing.
+    Whole,
+    /// The map of shared pages, where pages map an image.
+    Shared(Arc<Mapper>),
+    /// The pager, which has slots of pages.
+    Paged(Arc<Paging>),
+}
+
+/// Release of guest memory, by kind of VM. With replicas of the memory in other shards all of them take part,
+/// since no page is this shard's alone.
+#[derive(Clone)]
+pub struct Release(pub VmKind<PlainRelease, (), &'static Coherence>);
 
 impl Release {
     /// Releases the whole pages inside ranges, each an address and a length in bytes. Returns the number of
@@ -33,8 +44,9 @@ impl Release {
         mut ranges: impl Iterator<Item = (u64, u64)>,
     ) -> Result<u64, DeviceError> {
         let sharing = match &self.0 {
-            VmKind::Plain(sharing) => sharing.as_deref(),
-            VmKind::SharedSpan(()) => None,
+            VmKind::Plain(PlainRelease::Shared(sharing)) => Some(&**sharing),
+            VmKind::Plain(PlainRelease::Paged(paging)) => return drop_pages(paging, memory, ranges),
+            VmKind::Plain(PlainRelease::Whole) | VmKind::SharedSpan(()) => None,
             VmKind::CoherentSpan((), coherence) => return give_back(coherence, memory, ranges),
         };
         ranges.try_fold(0, |all, (start, bytes)| {
@@ -56,6 +68,26 @@ fn give_back(
         pages.push(number(whole.start)..number(whole.end));
     }
     Ok(coherence.give_back(pages) * UNIT_BYTES)
+}
+
+/// Releases the whole pages inside ranges, in memory or paged out.
+fn drop_pages(
+    paging: &Paging,
+    memory: &GuestMemoryMmap<()>,
+    ranges: impl Iterator<Item = (u64, u64)>,
+) -> Result<u64, DeviceError> {
+    let mut all = 0;
+    for (start, bytes) in ranges {
+        let (_, whole) = whole_pages(memory, start, bytes)?;
+        let number = |address: u64| u32::try_from(address / UNIT_BYTES).unwrap_or(u32::MAX);
+        let released = paging.release(number(whole.start)..number(whole.end));
+        released.map_err(|source| DeviceError::Host {
+            what: "cannot return the guest's memory to the host",
+            source,
+        })?;
+        all += whole.end - whole.start;
+    }
+    Ok(all)
 }
 
 /// Returns the region of a range, and the whole pages inside the range; the end equals the start if there are

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::{Balloon, Release};
+use super::{Balloon, PlainRelease, Release};
 use crate::kind::VmKind;
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
@@ -43,7 +43,12 @@ fn rig_with(features: u64) -> Rig {
     }
     let queues: Vec<DriverQueue> = (0..5).map(|index| DriverQueue::new(&memory, index)).collect();
     let signals = Arc::new(RecordedSignals::default());
-    let mut balloon = Balloon::new(&Threads::sealed(), BYTES, Release(VmKind::Plain(None))).unwrap();
+    let mut balloon = Balloon::new(
+        &Threads::sealed(),
+        BYTES,
+        Release(VmKind::Plain(PlainRelease::Whole)),
+    )
+    .unwrap();
     balloon
         .activate(Activation {
             memory: memory.clone(),

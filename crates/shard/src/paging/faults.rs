@@ -1,0 +1,155 @@
+//! Answers faults: maps pages that are in memory or zero, and reads back those that are paged out.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use dsm::{FAULTS_MAX, Fault, PAGE_LEN};
+use locks::IgnorePoison;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use policy::memory::resident_set::{READ_CLUSTER_PAGES, Touch};
+
+use super::cipher::Seal;
+use super::store::PageBuffer;
+use super::{Paging, State};
+
+/// Pages beyond the limit from which on faults wait for the writer: 1 MiB.
+const OVERDRAFT_PAGES: u32 = 256;
+/// Longest wait of a fault for the writer. The writer may itself wait for a device whose thread waits for the
+/// fault, so the wait is bounded, and the limit is soft.
+const EVICTION_WAIT: Duration = Duration::from_millis(5);
+
+/// A read of successive slots for successive pages.
+struct Read {
+    page: u32,
+    slot: u32,
+    seals: Vec<Seal>,
+}
+
+impl Paging {
+    /// Answers faults until the process ends, or until a page can't be read: the VM ends then, and the
+    /// threads that wait for the page never go on.
+    pub(super) fn serve_faults(&self) {
+        let mut pages = PageBuffer::new(READ_CLUSTER_PAGES);
+        loop {
+            if let Err(detail) = self.serve_some_faults(pages.pages()) {
+                self.fail(detail);
+                return;
+            }
+        }
+    }
+
+    /// Waits for faults, and answers them: first those without I/O.
+    fn serve_some_faults(&self, pages: &mut [[u8; PAGE_LEN]]) -> Result<(), String> {
+        let host = |error: io::Error| format!("the VM's memory cannot be paged: {error}");
+        let mut files = [PollFd::new(self.userfault.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut files, PollTimeout::NONE) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(host(error.into())),
+        }
+        let mut faults = [Fault::NONE; FAULTS_MAX];
+        let count = self.userfault.read(&mut faults).map_err(host)?;
+        if count == 0 {
+            return Ok(());
+        }
+        self.wait_for_room();
+        let mut reads = Vec::new();
+        for fault in &faults[..count] {
+            let page = self.memory.page_at(fault.address);
+            // The kernel reports faults of the registered mappings only.
+            let page = page.ok_or_else(|| host(io::ErrorKind::InvalidInput.into()))?;
+            reads.extend(self.answer(page).map_err(host)?);
+        }
+        for read in reads {
+            self.read_back(&read, pages)?;
+        }
+        if self.state().set.needs_eviction() {
+            self.wanted.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Waits while much more is in memory than may be, and the writer can change that.
+    fn wait_for_room(&self) {
+        let state = self.state();
+        let counts = state.set.counts();
+        if state.stalled.is_none() && counts.in_memory() > counts.limit.saturating_add(OVERDRAFT_PAGES) {
+            self.wanted.notify_one();
+            drop(self.evicted.wait_timeout(state, EVICTION_WAIT).ignore_poison());
+        }
+    }
+
+    /// Answers a fault without I/O, or returns what has to be read.
+    fn answer(&self, page: u32) -> io::Result<Option<Read>> {
+        let at = self.memory.address(page).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut state = self.state();
+        let State {
+            set,
+            slots,
+            seals,
+            counters,
+            ..
+        } = &mut *state;
+        match set.touch(page) {
+            Touch::MapZero => {
+                counters.zero_faults += 1;
+                match self.userfault.map_zeroes(at..at + PAGE_LEN) {
+                    // A part of a huge page, which the host could not split, was zeroed in place.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.map_cached(at),
+                    result => result,
+                }?;
+            }
+            Touch::MapCached { saved_io } => {
+                counters.faults_without_io += u64::from(saved_io);
+                self.map_cached(at)?;
+            }
+            Touch::Read { slot } => {
+                counters.faults_with_io += 1;
+                let count = 1 + set.read_ahead(page, slot, READ_CLUSTER_PAGES - 1);
+                let range = slot..slot + count;
+                for slot in range.clone() {
+                    // The read's own reference: the page may be released meanwhile, and the slot must not be
+                    // written anew. A slot has as many readers as there are threads.
+                    slots.share(slot);
+                }
+                let seals = seals[range.start as usize..range.end as usize].to_vec();
+                return Ok(Some(Read { page, slot, seals }));
+            }
+            Touch::Wait => {}
+        }
+        Ok(None)
+    }
+
+    /// Maps a page that the memory's file has, and wakes the threads that wait for it.
+    fn map_cached(&self, at: usize) -> io::Result<()> {
+        match self.userfault.map_cached(at..at + PAGE_LEN, true) {
+            // It is mapped already: another thread's fault was answered before.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.userfault.wake(at),
+            result => result,
+        }
+    }
+
+    fn read_back(&self, read: &Read, pages: &mut [[u8; PAGE_LEN]]) -> Result<(), String> {
+        let pages = &mut pages[..read.seals.len()];
+        let done = self.store.read(read.slot, &read.seals, pages);
+        done.map_err(|error| error.to_string())?;
+        let mut state = self.state();
+        let State {
+            set, slots, counters, ..
+        } = &mut *state;
+        for ((page, slot), bytes) in (read.page..).zip(read.slot..).zip(&*pages) {
+            let at = self.memory.address(page).unwrap_or_default();
+            let mapped = if set.read_done(page, slot) {
+                counters.read_pages += 1;
+                slots.release(slot);
+                self.userfault.map_copy(at, bytes, true)
+            } else {
+                // It was released meanwhile: the threads that wait touch it again.
+                self.userfault.wake(at)
+            };
+            slots.release(slot);
+            mapped.map_err(|error| format!("a page that was read back cannot be mapped: {error}"))?;
+        }
+        Ok(())
+    }
+}
