@@ -107,9 +107,12 @@ pub(super) fn attach(mut wire: Wire, id: &str) -> io::Result<()> {
         return refuse(&mut wire, &unknown(id));
     };
     // Under the table's lock, so that the entry is not dropped meanwhile.
-    let replaced = slot.next.lock().ignore_poison().replace(wire);
-    // The counter can't be full.
+    let mut next = slot.next.lock().ignore_poison();
+    let replaced = next.replace(wire);
+    // Under the slot's lock, too: the program's thread would else take the connection before it is announced,
+    // and then end it for an announcement of no other one. The counter can't be full.
     let _ = slot.event.write(1);
+    drop(next);
     drop(table);
     replaced.map_or(Ok(()), |mut replaced| refuse(&mut replaced, REPLACED))
 }
