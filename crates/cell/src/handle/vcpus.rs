@@ -43,7 +43,8 @@ impl VmHandle {
         if updating.is_some() {
             self.end_late_pins(&locations);
         }
-        // The state is not locked during the loop, which waits for the shards.
+        // Neither moves and stops nor the state are locked out during the loop, which waits for the shards.
+        drop(updating);
         let shards = self.state().shards_of_cells();
         let mut vcpus = Vec::new();
         for (shard, (cell, host)) in shards.into_iter().enumerate() {
