@@ -5,7 +5,7 @@
 //! can. No page of memory is then common to VMs of two groups.
 //!
 //! ```text
-//! <data>/groups/<group>/<device>-<inode>-<bytes>-<written>    a copy of a file with these values
+//! <data>/groups/<group>/<device>-<inode>-<bytes>-<written>-<changed>    a copy of a file with these values
 //! ```
 
 use std::fs::{self, File};
@@ -85,11 +85,15 @@ pub fn group_copy(
 fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let about = file.metadata()?;
     let of = format!("{:x}-{:x}-", about.dev(), about.ino());
+    // An owner may choose the time of the last write, and a new file may have the inode of a deleted one. The
+    // time of the inode's last change is the kernel's.
     let name = format!(
-        "{of}{:x}-{:x}.{:x}",
+        "{of}{:x}-{:x}.{:x}-{:x}.{:x}",
         about.len(),
         about.mtime(),
-        about.mtime_nsec()
+        about.mtime_nsec(),
+        about.ctime(),
+        about.ctime_nsec()
     );
     let folder = data.join("groups").join(group);
     private::directories(&folder)?;
