@@ -1,6 +1,6 @@
 //! A user's rights, which a process of root takes for good.
 
-use std::io;
+use std::{io, ptr};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -9,6 +9,8 @@ use nix::unistd::{Gid, Uid, getgroups, getresgid, getresuid, setgroups, setresgi
 
 /// Version 3 of `capset`'s structures, from `linux/capability.h`: two words for each set.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
+/// Operation of `keyctl(2)` that gives a process another session keyring, from `linux/keyctl.h`.
+const JOIN_SESSION_KEYRING: libc::c_long = 1;
 
 /// Ids of a user.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -42,7 +44,8 @@ pub enum CredentialsError {
 
 impl Credentials {
     /// Gives this process, all its threads included, the rights of this user alone: no other id, no
-    /// capability. Other processes of the user can't trace it or read its memory.
+    /// capability, and no key of this process's session. Other processes of the user can't trace it or read
+    /// its memory until it executes a program.
     ///
     /// # Errors
     /// [`CredentialsError`]; the process may have neither the former nor the new rights then, and must end.
@@ -57,6 +60,7 @@ impl Credentials {
         };
         let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
         let (own, group) = (Uid::from_raw(uid), Gid::from_raw(self.gid));
+        leave_session_keyring().map_err(failed)?;
         setgroups(&groups).map_err(failed)?;
         setresgid(group, group, group).map_err(failed)?;
         setresuid(own, own, own).map_err(failed)?;
@@ -99,6 +103,19 @@ fn drop_capabilities() -> nix::Result<()> {
     // SAFETY: the kernel reads both arrays, which have the sizes of version 3's structures.
     let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
     Errno::result(result).map(drop)
+}
+
+/// Gives this process an empty session keyring (`session-keyring(7)`). A process may use the keys of the one
+/// that it has, whatever its ids are, and it has that of its parent.
+fn leave_session_keyring() -> nix::Result<()> {
+    let no_name = ptr::null::<libc::c_char>();
+    // SAFETY: the kernel reads no memory without a name.
+    let result = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) };
+    match Errno::result(result) {
+        // The kernel has no keyrings, or a filter keeps this process and all that it executes from them.
+        Ok(_) | Err(Errno::ENOSYS | Errno::EPERM) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
