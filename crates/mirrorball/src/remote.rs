@@ -16,6 +16,7 @@ use hostfiles::groups::groups_of;
 use hostfiles::names::{Access, Below, Kind};
 use hostfiles::passwd::user_of;
 use miette::{IntoDiagnostic, Result, miette};
+use nix::errno::Errno;
 use registry::cluster::admission;
 use registry::lease::OWN_PROGRAM;
 use registry::monitor::NameRules;
@@ -24,6 +25,8 @@ use registry::monitor::NameRules;
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Directory of the users' runtime directories.
 const RUNTIME_DIRECTORIES: &str = "/run/user";
+/// First descriptor after the standard ones.
+const FIRST_INHERITED: libc::c_uint = 3;
 
 /// Returns the rules for names of files; none for a command that was given on this host.
 ///
@@ -179,6 +182,7 @@ pub fn run_as(uid: &str, words: &[&str]) -> Result<()> {
         groups: groups_of(&user.name, user.gid),
     };
     std::env::set_current_dir("/").into_diagnostic()?;
+    close_inherited().into_diagnostic()?;
     owner.take().map_err(|error| miette!("{error}"))?;
     // A directory that the user may not enter is not the command's.
     let _ = std::env::set_current_dir(folder);
@@ -188,4 +192,16 @@ pub fn run_as(uid: &str, words: &[&str]) -> Result<()> {
         "user {} can't run this program: {error}",
         user.name
     ))
+}
+
+/// Closes all descriptors but the standard ones. Other threads of the cell start commands at the same time,
+/// and this process may have inherited a descriptor, as of a terminal, that is for one of those.
+fn close_inherited() -> io::Result<()> {
+    // SAFETY: this process has opened nothing that it still uses, so no value owns one of these descriptors.
+    let closed = unsafe { libc::close_range(FIRST_INHERITED, libc::c_uint::MAX, 0) };
+    match Errno::result(closed) {
+        // Before Linux 5.9. Names beneath directories need 5.6, so that such a host is a rare one.
+        Ok(_) | Err(Errno::ENOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
