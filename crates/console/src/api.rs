@@ -3,6 +3,7 @@
 mod orders;
 mod starts;
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use config::settings::ShareBetween;
+use locks::IgnorePoison;
 use registry::cluster::client;
 use registry::cluster::files::Files;
 use registry::control::{self, Answer, ask};
@@ -43,8 +45,9 @@ pub struct Context {
     share_between: ShareBetween,
     /// Rights of the group's members.
     pub(crate) rights: Arc<MemberRights>,
-    /// Held while a member's VM starts, so that simultaneous starts stay within the limits together.
-    members_start: Arc<Mutex<()>>,
+    /// A lock for each member, by user id. Held while a VM of that member starts, so that simultaneous starts
+    /// stay within the limits together. A member may delay a start for long, and delays no other member's.
+    members_start: Arc<Mutex<BTreeMap<u32, Arc<Mutex<()>>>>>,
     /// Slots of long requests.
     pub(crate) slots: Slots,
     /// Slots of open event streams.
@@ -62,6 +65,12 @@ impl Context {
             slots: Slots::of_long_requests(),
             streams: Slots::of_event_streams(),
         }
+    }
+
+    /// Returns the lock of a member's starts.
+    fn starts_of(&self, member: u32) -> Arc<Mutex<()>> {
+        let mut all = self.members_start.lock().ignore_poison();
+        all.entry(member).or_default().clone()
     }
 }
 

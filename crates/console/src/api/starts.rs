@@ -46,10 +46,8 @@ pub(super) async fn start_vm(
     let slot = context.slots.take(caller)?;
     run_in_slot(slot, move |_| {
         let policy = caller.policy(&context.rights)?;
-        let _starts = policy.map(|_| {
-            let lock = context.members_start.lock();
-            lock.ignore_poison()
-        });
+        let own_starts = policy.map(|(uid, _)| context.starts_of(uid));
+        let _starts = own_starts.as_ref().map(|lock| lock.lock().ignore_poison());
         let mut names = None;
         if let Some((uid, policy)) = policy {
             names = peer.name_rules(geteuid().as_raw(), policy)?;
