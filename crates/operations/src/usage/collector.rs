@@ -78,7 +78,7 @@ impl Collector {
         let cpus = cpu_time::read().map_err(Failure::host)?;
         let (cells, vcpus) = (
             self.cells(&plan, &mut reports),
-            self.vcpus(&records, &mut reports),
+            self.vcpus(&plan, &records, &mut reports),
         );
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Reading {
@@ -270,13 +270,17 @@ impl Collector {
     }
 
     /// Returns the vCPUs in order, with pins from the registry and moves from the host's scheduler.
-    fn vcpus(&self, records: &[Record], reports: &mut Reports) -> Vec<VcpuReading> {
+    fn vcpus(&self, plan: &[CellPlan], records: &[Record], reports: &mut Reports) -> Vec<VcpuReading> {
         let mut vcpus = std::mem::take(&mut reports.vcpus);
         vcpus.sort_by(|one, other| (&one.vm, one.vcpu).cmp(&(&other.vm, other.vcpu)));
         for vcpu in &mut vcpus {
             let record = records.iter().find(|record| record.name == vcpu.vm);
             vcpu.is_pinned = record.is_some_and(|record| record.pins.contains_key(&vcpu.vcpu));
-            if let (Some(process), Some(thread)) = (vcpu.shard_pid, vcpu.thread_id) {
+            // Processes of other hosts have ids that are here those of others.
+            let is_here = vcpu
+                .cell
+                .is_none_or(|cell| plan.iter().any(|own| own.number == cell));
+            if let (true, Some(process), Some(thread)) = (is_here, vcpu.shard_pid, vcpu.thread_id) {
                 vcpu.counters.migrations = thread_migrations::read(process, thread);
             }
         }

@@ -222,8 +222,15 @@ fn cpus(before: Option<&Reading>, after: &Reading) -> Vec<CpuUse> {
         let mut all = before.iter().flat_map(|before| &before.cpus);
         all.find(|former| former.cpu == cpu)
     };
+    // Cells of other hosts have CPUs of the same numbers.
+    let is_elsewhere = |cell: u16| {
+        let mut cells = after.cells.iter();
+        cells.any(|known| known.cell == cell && !known.is_here)
+    };
     let here = |cpu: usize| {
-        after.vcpus.iter().filter_map(move |vcpu| {
+        let vcpus = after.vcpus.iter();
+        let vcpus = vcpus.filter(move |vcpu| !vcpu.cell.is_some_and(is_elsewhere));
+        vcpus.filter_map(move |vcpu| {
             let bound = match vcpu.cpus.as_deref() {
                 Some([bound]) => Some(*bound),
                 _ => None,
@@ -235,7 +242,6 @@ fn cpus(before: Option<&Reading>, after: &Reading) -> Vec<CpuUse> {
             })
         })
     };
-    // Cells of other hosts have CPUs of the same numbers.
     let own = |cell: &&CellReading| cell.is_here;
     let cells = |cpu: usize| {
         let having = after.cells.iter().filter(own);

@@ -227,6 +227,10 @@ fn cpu_has_the_vcpus_bound_to_it_and_those_that_ran_there_last() {
             on(0, &[0, 1], Some(1)),
             on(1, &[1], Some(0)),
             on(2, &[0, 1], None),
+            VcpuReading {
+                cell: Some(2),
+                ..on(3, &[0], Some(0))
+            },
         ],
     );
     after.cells = vec![cell(0, true, &[0]), cell(1, true, &[1]), cell(2, false, &[0, 1])];
