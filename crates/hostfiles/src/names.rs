@@ -14,6 +14,9 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat2};
 use nix::sys::stat::Mode;
 
+/// Number of attempts to resolve a name. Any user of the host can make an attempt fail by a rename.
+const RESOLVE_TRIES: u32 = 1000;
+
 /// Directories below which a request may name files.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Below {
@@ -182,13 +185,14 @@ fn beneath(directory: &Path, path: &Path) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    loop {
+    for _ in 0..RESOLVE_TRIES {
         // `EAGAIN`: a rename elsewhere kept the kernel from deciding.
         match openat2(&top, rest, how) {
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             found => return found,
         }
     }
+    Err(Errno::EAGAIN)
 }
 
 /// Whether a path is absolute and has no `..`.
