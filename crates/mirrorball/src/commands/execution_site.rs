@@ -10,6 +10,7 @@ use registry::vms::{Registry, RegistryError};
 use shard::probe::{Verdict, probe};
 
 use super::hosts;
+use crate::remote;
 
 /// Use of the lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -91,6 +92,11 @@ pub fn enter_lab(choice: LabChoice, demand: RequiredIsolation) -> Result<Option<
     }
     match decide(choice, demand, nix::unistd::geteuid().is_root(), probe) {
         Decision::Here => Ok(None),
+        // A command with many words may lose its rules for names of files on the way into the lab.
+        Decision::Lab(why) if remote::is_for_another_host() => Err(miette!(
+            help = "give the command on that host",
+            "commands of other hosts do not run in the lab: {why}"
+        )),
         Decision::Lab(why) => {
             eprintln!("mirrorball: running in the lab: {why}");
             lab::auto::enter(&argv_os()).map(Some).into_diagnostic()
@@ -127,9 +133,10 @@ pub fn find(name: &str) -> Result<Found> {
     }
 }
 
-/// Runs this command in the lab, if one is running, and returns its exit status then.
+/// Runs this command in the lab, if one is running, and returns its exit status then. A command of another
+/// host finds no lab.
 pub fn in_lab() -> Result<Option<ExitCode>> {
-    if lab::auto::inside() {
+    if lab::auto::inside() || remote::is_for_another_host() {
         return Ok(None);
     }
     lab::auto::enter_running(&argv_os()).into_diagnostic()
