@@ -50,10 +50,10 @@ pub(crate) fn read_all(mut pass: impl FnMut(u8) -> Vec<File>) -> Vec<VcpuStatist
     let mut all = Vec::new();
     let begun = Instant::now();
     loop {
-        // A shard in a guest's hands may pass one file at a time, each just in time.
         let Ok(first) = u8::try_from(all.len()) else {
             return all;
         };
+        // A shard in a guest's hands may pass one file at a time, each just in time.
         if begun.elapsed() >= STATISTICS_LIMIT {
             return all;
         }
