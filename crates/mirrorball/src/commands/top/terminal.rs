@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use config::cpulist;
 use miette::{IntoDiagnostic, Result};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use operations::usage::{Collector, Reading, Sample};
@@ -57,6 +58,8 @@ pub(super) fn run(collector: Collector, first: Reading, interval: Duration) -> R
         .name("top-sampler".to_owned())
         .spawn(sampler);
     sampler.into_diagnostic()?;
+    let hang_up = thread::Builder::new().name("top-hang-up".to_owned());
+    hang_up.spawn(end_with_terminal).into_diagnostic()?;
     // Its panic hook restores the terminal before the process ends.
     let shown = ratatui::try_init()
         .into_diagnostic()
@@ -74,7 +77,7 @@ fn show(
     let mut state = State::default();
     let mut sample: Option<Box<Sample>> = None;
     let mut is_changed = true;
-    while !IS_TO_END.load(Ordering::Relaxed) && !has_hung_up() {
+    while !IS_TO_END.load(Ordering::Relaxed) {
         while let Ok(new) = news.try_recv() {
             is_changed = true;
             match new {
@@ -115,13 +118,20 @@ fn show(
     Ok(())
 }
 
-/// Whether the terminal is gone. Its reads then return at once with nothing, which is no event.
-fn has_hung_up() -> bool {
+/// Ends the process when the terminal is gone. The wait for keys does not return then: each read of the
+/// terminal ends at once with nothing. There is no screen to restore.
+fn end_with_terminal() {
     let input = std::io::stdin();
-    let mut file = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
-    let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
-    poll(&mut file, PollTimeout::ZERO).is_ok()
-        && file[0].revents().is_some_and(|revents| revents.intersects(gone))
+    loop {
+        // Without events to wait for, only an end or an error of the file is reported.
+        match poll(
+            &mut [PollFd::new(input.as_fd(), PollFlags::empty())],
+            PollTimeout::NONE,
+        ) {
+            Err(Errno::EINTR) => {}
+            _ => std::process::exit(0),
+        }
+    }
 }
 
 /// Number of rows that a page of the table has.
