@@ -249,7 +249,10 @@ mod tests {
         assert_eq!(known, [("web", 1, 5, 77), ("web", 2, 5, 77)]);
         assert_eq!(
             times(&here[0]),
-            json!({ "vcpu": 1, "thread_id": 101, "ran_ms": 10, "waited_ms": 20 })
+            json!({
+                "vcpu": 1, "shard_pid": 77, "thread_id": 101, "cpus": [4, 5], "last_cpu": 4,
+                "ran_ms": 10, "waited_ms": 20
+            })
         );
     }
 }

@@ -182,7 +182,7 @@ fn program_without_a_client_for_too_long_is_ended_and_its_id_is_free() {
     let hung_up = folder.path().join("hung-up");
     // A shell reports the end of its child, and would end itself where nobody reads that.
     let script = format!(
-        "exec 2>/dev/null; trap 'touch {}; exit' HUP; echo on; while :; do sleep 0.01; done",
+        "exec 2>/dev/null; trap ': > {}; exit' HUP; echo on; while :; do sleep 0.01; done",
         hung_up.display()
     );
     let (ours, theirs) = UnixStream::pair().unwrap();
