@@ -142,9 +142,9 @@ impl Opener {
     ///
     /// # Errors
     /// [`OpenerError`].
-    pub fn disk(&mut self, request: &DiskRequest) -> Result<OpenDisk, OpenerError> {
+    pub fn disk(&mut self, request: &DiskRequest, allocate: bool) -> Result<OpenDisk, OpenerError> {
         let path = &request.path;
-        let Some(named) = NamedDisk::of(request) else {
+        let Some(named) = NamedDisk::of(request, allocate) else {
             let why = format!(
                 "disk {}: another user's VM can't keep the writes of a private disk; use \
                  `mode = \"exclusive\"`, or drop `persistent`",
@@ -307,7 +307,7 @@ mod tests {
         let raw = || layer(0, DiskFormat::Raw);
         let disk = |layers, size_bytes, files: Vec<File>| {
             let mut opener = opener(move || (Answer::Disk { layers, size_bytes }, files));
-            opener.disk(&request()).map(|disk| disk.layers.len())
+            opener.disk(&request(), false).map(|disk| disk.layers.len())
         };
         assert_eq!(disk(vec![raw()], 4096, vec![open(false)]).unwrap(), 1);
         for (layers, size_bytes, files, why) in [
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn process_that_ends_without_an_answer_is_an_error() {
         let mut gone = opener(|| panic!("it was killed"));
-        let error = gone.disk(&request()).unwrap_err().to_string();
+        let error = gone.disk(&request(), false).unwrap_err().to_string();
         assert!(error.contains("opens the files of user 1001 failed"), "{error}");
     }
 
@@ -350,7 +350,7 @@ mod tests {
             persistent: true,
             ..request()
         };
-        let error = opener.disk(&request).unwrap_err().to_string();
+        let error = opener.disk(&request, false).unwrap_err().to_string();
         assert!(
             error.contains("can't keep the writes of a private disk"),
             "{error}"

@@ -127,13 +127,15 @@ impl Opening<'_> {
             private::directories(&overlays)?;
             request.overlay_path = Some(overlays.join(format!("{index}.qcow2")));
         }
+        let allocate = pmem && request.persistent;
         let mut disk = match is_named {
-            true => self.names.disk(request)?,
+            true => self.names.disk(request, allocate)?,
             false => diskstore::disk::open(request)?,
         };
         self.claim_disk(&disk, &mut wanted)?;
         let request = wanted.request;
-        if let (true, false, [own]) = (pmem && request.persistent, disk.read_only, &disk.layers[..]) {
+        let is_allocated = is_named && self.names.are_opened_for_owner();
+        if let (true, false, [own]) = (allocate && !is_allocated, disk.read_only, &disk.layers[..]) {
             // A write to a mapping that finds no room is not an error to the guest, but the end of the VM.
             allocate_whole(&own.file).map_err(|source| OpenError::File {
                 what: "persistent memory",

@@ -22,6 +22,11 @@ pub(super) enum Names {
 }
 
 impl Names {
+    /// Whether a process with the rights of the VM's owner opens the files.
+    pub fn are_opened_for_owner(&self) -> bool {
+        matches!(self, Self::Owner(_))
+    }
+
     /// Starts the process of the rules' owner, if they have one.
     pub fn of(rules: Option<&NameRules>) -> Result<Self, OpenError> {
         let Some(rules) = rules else {
@@ -50,8 +55,9 @@ impl Names {
         }
     }
 
-    /// Opens a disk. A temporary overlay is always this process's own.
-    pub fn disk(&mut self, request: &DiskRequest) -> Result<OpenDisk, OpenError> {
+    /// Opens a disk. A process with the owner's rights makes room for all of it if `allocate`: this process's
+    /// rights reach beyond the owner's quota. A temporary overlay is always this process's own.
+    pub fn disk(&mut self, request: &DiskRequest, allocate: bool) -> Result<OpenDisk, OpenError> {
         match self {
             Self::Own(below) => {
                 let request = DiskRequest {
@@ -60,7 +66,7 @@ impl Names {
                 };
                 Ok(diskstore::disk::open(&request)?)
             }
-            Self::Owner(opener) => Ok(opener.disk(request)?.with_scratch(request)?),
+            Self::Owner(opener) => Ok(opener.disk(request, allocate)?.with_scratch(request)?),
         }
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct NamedDisk {
     is_exclusive: bool,
     is_persistent: bool,
     read_only: bool,
+    /// Whether all of the file is to have room.
+    pub allocate: bool,
     vm: String,
 }
 
@@ -64,7 +66,7 @@ pub(super) struct NamedLayer {
 
 impl NamedDisk {
     /// None for a disk with a persistent overlay, which is not the owner's file.
-    pub fn of(request: &DiskRequest) -> Option<Self> {
+    pub fn of(request: &DiskRequest, allocate: bool) -> Option<Self> {
         let has_overlay = request.persistent && !request.read_only && request.mode == Mode::Private;
         (!has_overlay).then(|| Self {
             path: request.path.clone(),
@@ -76,6 +78,7 @@ impl NamedDisk {
             is_exclusive: request.mode == Mode::Exclusive,
             is_persistent: request.persistent,
             read_only: request.read_only,
+            allocate,
             vm: request.vm_name.clone(),
         })
     }

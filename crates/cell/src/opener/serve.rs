@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 
 use child_process::Credentials;
-use diskstore::disk::{Format, open_files};
+use diskstore::disk::{Format, OpenDisk, allocate_whole, open_files};
 use hostfiles::names::{Access, Below, Kind};
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
@@ -15,7 +15,7 @@ use shard_api::chain::chain;
 use shard_api::launch::{DiskFormat, Fd};
 use shard_api::message::{ReceiveError, receive, send};
 
-use super::protocol::{Answer, NamedLayer, Request, Wanted};
+use super::protocol::{Answer, NamedDisk, NamedLayer, Request, Wanted};
 
 /// Descriptors from here on are closed: the standard ones are below.
 const FIRST_OTHER: libc::c_uint = 3;
@@ -88,7 +88,7 @@ fn open(request: Request) -> (Answer, Vec<File>) {
             Ok(file) => (Answer::File(Fd(0)), vec![file]),
             Err(error) => refused(format!("{what} {}: {error}", path.display())),
         },
-        Wanted::Disk(disk) => match open_files(&disk.request(below)) {
+        Wanted::Disk(disk) => match open_disk(disk, below) {
             Ok(disk) => {
                 let (size_bytes, mut layers, mut files) = (disk.size_bytes, Vec::new(), Vec::new());
                 for layer in disk.layers {
@@ -104,9 +104,22 @@ fn open(request: Request) -> (Answer, Vec<File>) {
                 }
                 (Answer::Disk { layers, size_bytes }, files)
             }
-            Err(error) => refused(chain(&error)),
+            Err(why) => refused(why),
         },
     }
+}
+
+/// Opens the files of a disk, with room for the whole of one that is to be allocated: the room is the owner's,
+/// within the owner's quota. An error is one line.
+fn open_disk(disk: NamedDisk, below: Below) -> Result<OpenDisk, String> {
+    let allocate = disk.allocate;
+    let request = disk.request(below);
+    let disk = open_files(&request).map_err(|error| chain(&error))?;
+    if let (true, [own]) = (allocate && !disk.read_only, &disk.layers[..]) {
+        allocate_whole(&own.file)
+            .map_err(|error| format!("disk {}: no room for all of it: {error}", request.path.display()))?;
+    }
+    Ok(disk)
 }
 
 #[cfg(test)]
