@@ -128,8 +128,10 @@ pub fn guard(number: u16) -> io::Result<()> {
         if keeps_etcd || keeps_admission {
             // The cluster's etcd and the admission server would end with this process.
             error!("{why}; it starts again after {} s", RETRY_PAUSE.as_secs());
-            if is_over_within(RETRY_PAUSE, || own.is_to_end() || !lock.is_current()) {
-                return Ok(());
+            let is_over = || own.is_to_end() || !lock.is_current();
+            match wait_to_retry(RETRY_PAUSE, is_over, &upgrades) {
+                Paused::Over => return Ok(()),
+                Paused::GoOn(asked) => request = asked,
             }
             continue;
         }
@@ -141,16 +143,24 @@ pub fn guard(number: u16) -> io::Result<()> {
     }
 }
 
-/// Waits until the cell is over, for `limit` at most. Returns whether it is.
-fn is_over_within(limit: Duration, is_over: impl Fn() -> bool) -> bool {
+/// The end of a pause.
+enum Paused {
+    /// The cell is over.
+    Over,
+    /// The cell starts again, by another program if a client requests that.
+    GoOn(Option<Upgrade>),
+}
+
+/// Waits for `limit`, until the cell is over, or for a request to replace its program.
+fn wait_to_retry(limit: Duration, is_over: impl Fn() -> bool, upgrades: &UnixListener) -> Paused {
     let end = Instant::now() + limit;
     while !is_over() {
-        if Instant::now() >= end {
-            return false;
+        let request = wait_for_request(upgrades, ETCD_PAUSE);
+        if request.is_some() || Instant::now() >= end {
+            return Paused::GoOn(request);
         }
-        std::thread::sleep(ETCD_PAUSE);
     }
-    true
+    Paused::Over
 }
 
 /// The life of a cell's process, and of those that replaced it by request.
