@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use cell::cluster::commands::OWNER_VARIABLE;
 use cell::cluster::hosts::{Hosts, PROGRAM};
 use cell::cluster::membership::{self, Members};
 use config::cluster::{ClusterSpec, HostPlan, Site};
@@ -197,6 +198,9 @@ pub(super) fn push(hosts: &Hosts, to: &[HostPlan], change: &Change) -> Result<Ve
 
 fn push_to(hosts: &Hosts, host: &HostPlan, input: &[u8]) -> Result<(), String> {
     let argv = [PROGRAM, "cluster", "take"].map(str::to_owned);
+    let mut request = command_request(&argv, false);
+    // The cells there take the cluster's file by their own user's rights, who may be another than this one.
+    request.env.retain(|(name, _)| name != OWNER_VARIABLE);
     let mut last = "it has no cell".to_owned();
     for cell in &host.cells {
         let stream = match hosts.command(*cell) {
@@ -206,7 +210,7 @@ fn push_to(hosts: &Hosts, host: &HostPlan, input: &[u8]) -> Result<(), String> {
                 continue;
             }
         };
-        return match agent::client::output(stream, &command_request(&argv, false), input) {
+        return match agent::client::output(stream, &request, input) {
             Ok((status, ..)) if status.code() == 0 => Ok(()),
             Ok((_, _, said)) => Err(first_line(&String::from_utf8_lossy(&said))),
             Err(error) => Err(error.to_string()),
