@@ -35,11 +35,12 @@ use policy::cpu::message::Event;
 use policy::cpu::topology::{CpuPlace, Topology};
 use policy::cpu::tunables::Tunables;
 use policy::cpu::{CpuId, VmId};
+use registry::cluster::interface::CpuQueue;
 use tracing::{debug, info, warn};
 use urpc::published::Published;
 
 use self::cpu_thread::{CpuThread, Input, Shared};
-use self::published::VmFacts;
+use self::published::{CpuState, VmFacts};
 use self::vcpu_threads::{ShardThreads, VcpuThreads};
 use self::vm_table::{Unplaced, VmSettings, check_pins, next_number, place, vcpus};
 use crate::handle::{VmChange, VmHandle, VmObserver};
@@ -47,6 +48,8 @@ use crate::handle::{VmChange, VmHandle, VmObserver};
 /// Interval and number of attempts to find the threads of vCPUs that have just started: each names itself.
 const FIND_INTERVAL: Duration = Duration::from_millis(10);
 const FIND_TRIES: u32 = 50;
+/// Time limit for a report of the run queues.
+const REPORT_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for the end of the drivers' threads.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
@@ -57,6 +60,8 @@ enum Change {
     /// It does not any more.
     Over(u32),
     Of(u32, VmChange),
+    /// Report the run queues.
+    Report(Sender<Vec<CpuQueue>>),
     /// The drivers are to end; the reply comes when all VMs are Linux's again.
     End(Sender<()>),
 }
@@ -108,6 +113,14 @@ impl Scheduler {
     /// Schedules a VM no longer: it has ended, or another process serves it.
     pub(crate) fn is_over(&self, vm: u32) {
         let _ = self.changes.send(Change::Over(vm));
+    }
+
+    /// The run queues of the CPUs, as their drivers last published them. Empty if the scheduler does not
+    /// answer within [`REPORT_LIMIT`].
+    pub(crate) fn queues(&self) -> Vec<CpuQueue> {
+        let (tell, told) = mpsc::channel();
+        let _ = self.changes.send(Change::Report(tell));
+        told.recv_timeout(REPORT_LIMIT).unwrap_or_default()
     }
 
     /// Ends the drivers, and lets the vCPUs use all their CPUs again. Their stops run out within 100 ms.
@@ -238,6 +251,7 @@ impl VmTable {
             }
             Change::Of(vm, VmChange::Ended) => self.remove(vm),
             Change::Of(vm, VmChange::Updated) => self.update(vm),
+            Change::Report(tell) => _ = tell.send(self.queues()),
             Change::End(_) => {}
         }
     }
@@ -366,6 +380,30 @@ impl VmTable {
         scheduled.settings = settings;
         let (number, facts) = (scheduled.number, Arc::clone(&scheduled.facts));
         self.send_facts(number, Some(&facts));
+    }
+
+    fn queues(&self) -> Vec<CpuQueue> {
+        let name = |number: VmId| {
+            let numbered = |vm: &&KnownVm| vm.scheduled.as_ref().is_some_and(|vm| vm.number == number);
+            let vm = self.vms.values().find(numbered)?;
+            vm.handle.recorder().read(|record| record.name.clone())
+        };
+        let cpus = self.shared.cpus.iter().zip(&self.shared.host_cpus);
+        let queue = |(state, cpu): (&CpuState, &usize)| {
+            let (word, counts) = (state.word(), state.counts());
+            let [moved_idle, moved_periodic, moved_ordered] = counts.moved;
+            CpuQueue {
+                cpu: *cpu,
+                gang: word.runs(word.vm).then(|| name(word.vm)).flatten(),
+                waiting: u32::try_from(counts.waiting).unwrap_or(u32::MAX),
+                load: word.load.into(),
+                moved_idle,
+                moved_periodic,
+                moved_ordered,
+                refused: counts.refused,
+            }
+        };
+        cpus.map(queue).collect()
     }
 
     /// Gives all VMs back to Linux.

@@ -114,6 +114,25 @@ fn spinning_vms_run_in_turns_with_all_their_vcpus_and_both_at_once_when_their_ce
     assert!(single * 4 < SAMPLES, "{counts:?}");
     assert!(both * 4 > SAMPLES && none * 4 > SAMPLES, "{counts:?}");
 
+    // `top` shows the queues.
+    let sample = cells
+        .call(["top", "--json", "--count", "1", "--interval", "0.1"])
+        .ok()
+        .json();
+    for cpu in &cpus {
+        let shown = sample["cpus"].as_array().expect("an array").iter();
+        let number: u64 = cpu.parse().expect("a number");
+        let queue = shown
+            .filter(|shown| shown["cpu"] == number)
+            .map(|shown| &shown["queue"]);
+        let queue = queue.last().expect("its CPU");
+        assert!(VMS.iter().any(|vm| queue["gang"] == *vm), "{queue}");
+        assert_eq!(
+            (&queue["waiting"], &queue["load_milli"]),
+            (&1.into(), &2000.into())
+        );
+    }
+
     // A pin that would have both on one CPU is refused; one that suits the gang is kept.
     let pin = |vcpu: &str, cpu: &str| cells.call(["update", "one", "--pin", &format!("{vcpu}={cpu}")]);
     pin("0", &cpus[1]).ok();

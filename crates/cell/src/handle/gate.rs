@@ -2,8 +2,8 @@
 //!
 //! A driver waits for no answer: its CPU must not stand still because a shard does. It sends by itself, as a
 //! send never blocks; a thread for each VM would cost each switch of vCPUs a wake-up. A shard that does not
-//! answer gets no more than [`UNANSWERED_MAX`] orders, which its socket has room for. Its leases run out
-//! then, so that its vCPUs are plain threads of Linux on one CPU each.
+//! answer gets at most [`UNANSWERED_MAX`] orders, for which its socket has room. Its leases run out then, so
+//! that its vCPUs are plain threads of Linux on one CPU each.
 
 use std::collections::BTreeMap;
 use std::fmt;

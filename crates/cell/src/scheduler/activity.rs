@@ -17,7 +17,7 @@ const SLACK: Nanos = 100 * MICROSECOND;
 /// Longest time between two readings that are compared.
 const COMPARED_MAX: Nanos = 200 * MILLISECOND;
 
-/// Time for which a vCPU that was told to go on may be late. Ours: its shard may wait for a CPU itself.
+/// Time by which a vCPU may be late after its order to go on. Ours: its shard may wait for a CPU itself.
 const START_LIMIT: Nanos = 20 * MILLISECOND;
 
 /// Reading of a thread.
@@ -33,7 +33,7 @@ pub(super) struct ThreadTimes {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Activity {
     last: Option<(Nanos, u64)>,
-    /// Time at which it was told to go on, and its reading then, until it has run since.
+    /// Time of its order to go on, and its reading then, until it has run since.
     begun: Option<(Nanos, u64)>,
 }
 
@@ -44,7 +44,7 @@ impl Activity {
             .is_none_or(|(at, _)| now.saturating_sub(at) + SLACK >= interval)
     }
 
-    /// Readings of a vCPU that was told to go on, with its reading then.
+    /// Readings of a vCPU that is ordered to go on, from its reading at that time.
     pub(super) fn begin(now: Nanos, times: ThreadTimes) -> Self {
         let begun = Some((now, times.ready_ns));
         Self { last: begun, begun }

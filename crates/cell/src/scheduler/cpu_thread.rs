@@ -15,7 +15,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use policy::cpu::driver::Driver;
 use policy::cpu::entry::VcpuState;
-use policy::cpu::message::{Change, Effect, Event, Refusal};
+use policy::cpu::message::{Change, Effect, Event, Message, MoveReason, Refusal};
 use policy::cpu::topology::Topology;
 use policy::cpu::tunables::Tunables;
 use policy::cpu::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 
 use super::activity::{Activity, OTHERS_INTERVAL, interval};
 use super::gate::{Gate, GateOrder};
-use super::published::{CellView, CpuState, VmFacts, Vms};
+use super::published::{CellView, Counts, CpuState, VmFacts, Vms};
 
 /// Interval of looks on a CPU for which nobody competes: the driver's clock must not miss a second. Ours.
 const IDLE_INTERVAL: Nanos = 500 * MILLISECOND;
@@ -96,6 +96,7 @@ pub(super) struct CpuThread {
     is_online: bool,
     /// Whether this CPU had several busy vCPUs after the last event.
     was_contended: bool,
+    counts: Counts,
     effects: Vec<Effect>,
     orders: Vec<(VcpuId, GateOrder)>,
 }
@@ -116,6 +117,7 @@ impl CpuThread {
             look_at: None,
             is_online: true,
             was_contended: false,
+            counts: Counts::default(),
             effects: Vec::new(),
             orders: Vec::new(),
         }
@@ -140,13 +142,17 @@ impl CpuThread {
             }
             self.look();
             self.apply_gate();
+            self.publish_counts();
         }
     }
 
     /// Takes one message.
     pub(super) fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => self.handle(event),
+            Input::Event(event) => {
+                self.count_move(&event);
+                self.handle(event);
+            }
             Input::Vm(vm, facts) => {
                 // The orders to its vCPUs went to other threads, or were undone.
                 self.gate.forget(vm);
@@ -158,6 +164,39 @@ impl CpuThread {
             }
             Input::Contended => self.handle(Event::Timer),
             Input::End => {}
+        }
+    }
+
+    /// Counts a vCPU that comes. One that leaves a lost CPU counts as ordered.
+    fn count_move(&mut self, event: &Event) {
+        let Event::Message {
+            message: Message::Take { reason, .. },
+            ..
+        } = event
+        else {
+            return;
+        };
+        let kind = match reason {
+            MoveReason::Idle => 0,
+            MoveReason::Balance => 1,
+            MoveReason::Order | MoveReason::Evacuation | MoveReason::LastResort => 2,
+        };
+        self.counts.moved[kind] += 1;
+    }
+
+    /// Publishes the counts, if they have changed.
+    fn publish_counts(&mut self) {
+        let queue = self.driver.queue().iter();
+        let waiting = queue.filter(|one| one.entry.state == VcpuState::Waiting).count() as u64;
+        let refused = self.driver.counters().refused.iter().sum();
+        let counts = Counts {
+            waiting,
+            refused,
+            ..self.counts
+        };
+        let own = &self.shared.cpus[self.cpu.index()];
+        if counts != own.counts() {
+            own.set_counts(counts);
         }
     }
 

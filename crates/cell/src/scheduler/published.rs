@@ -27,6 +27,42 @@ pub(super) struct CpuState {
     word: Published<2>,
     slots: [AtomicU64; SLOTS],
     loads: [AtomicU32; LEVELS],
+    counts: Published<5>,
+}
+
+/// Counts of a driver, for reports.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Counts {
+    /// vCPUs of the queue that wait.
+    pub(super) waiting: u64,
+    /// vCPUs that came by the idle balancer, by the periodic one, and by an order.
+    pub(super) moved: [u64; 3],
+    /// Moves that the driver refused, or that were refused to it.
+    pub(super) refused: u64,
+}
+
+impl CpuState {
+    /// Publishes the counts of the CPU's driver.
+    pub(super) fn set_counts(&self, counts: Counts) {
+        let [idle, periodic, ordered] = counts.moved;
+        self.counts
+            .write([counts.waiting, idle, periodic, ordered, counts.refused]);
+    }
+
+    /// The published word.
+    pub(super) fn word(&self) -> Word {
+        Word::unpack(self.word.read_or_torn())
+    }
+
+    /// The published counts.
+    pub(super) fn counts(&self) -> Counts {
+        let [waiting, idle, periodic, ordered, refused] = self.counts.read_or_torn();
+        Counts {
+            waiting,
+            moved: [idle, periodic, ordered],
+            refused,
+        }
+    }
 }
 
 impl Default for CpuState {
@@ -35,6 +71,7 @@ impl Default for CpuState {
             word: Published::new(Word::default().pack()),
             slots: std::array::from_fn(|_| AtomicU64::new(0)),
             loads: std::array::from_fn(|_| AtomicU32::new(0)),
+            counts: Published::default(),
         }
     }
 }
@@ -49,7 +86,7 @@ pub(super) struct VmFacts {
     pub(super) terms: Terms,
     /// CPUs on which each vCPU may run.
     pub(super) cpus: Vec<CpuSet>,
-    /// What the drivers publish of its vCPUs.
+    /// The published entries of its vCPUs.
     pub(super) entries: Entries,
     /// The threads of its vCPUs.
     pub(super) threads: Arc<dyn VcpuThreads>,
@@ -82,7 +119,7 @@ pub(super) struct CellView<'a> {
 }
 
 impl CellView<'_> {
-    /// Publishes what an effect of the driver of `cpu` says, if it publishes anything.
+    /// Applies an effect of the driver of `cpu`, if it publishes anything.
     pub(super) fn publish(&self, cpu: CpuId, effect: &Effect) {
         let Some(own) = self.cpus.get(cpu.index()) else {
             return;
@@ -122,7 +159,7 @@ impl CellView<'_> {
 impl View for CellView<'_> {
     fn word(&self, cpu: CpuId) -> Word {
         let shared = self.cpus.get(cpu.index());
-        shared.map_or_else(Word::default, |shared| Word::unpack(shared.word.read_or_torn()))
+        shared.map_or_else(Word::default, CpuState::word)
     }
 
     fn vcpu(&self, vcpu: VcpuId) -> VcpuEntry {

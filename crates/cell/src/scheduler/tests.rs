@@ -204,6 +204,10 @@ fn vms_that_spin_run_in_turns_with_both_vcpus_at_once() {
         assert!(*ran * 10 > total * 3, "{ran:?} of {total:?}");
         assert!(common(first, second) * 10 > *ran * 4, "{first:?} {second:?}");
     }
+    let queues = table.queues();
+    let figures = |queue: &CpuQueue| (queue.load, queue.waiting, queue.moved_ordered);
+    assert_eq!(queues.iter().map(figures).collect::<Vec<_>>(), [(2, 1, 0); 2]);
+    assert_eq!(queues[0].cpu, table.shared.host_cpus[0]);
     // CPUs are in use, and by one of them.
     assert!(total > MEASURED * 3 / 2, "{total:?}");
     let cpu_of = |vm: &Fake, vcpu| vm.with(vcpu, |vcpu, _| vcpu.pinned_to).unwrap();

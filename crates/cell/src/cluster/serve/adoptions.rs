@@ -168,6 +168,7 @@ impl Adoptions {
         told: impl FnOnce(CellResponse) + Send + 'static,
     ) -> io::Result<()> {
         let vms: Vec<VmHandle> = self.table().served().cloned().collect();
+        let scheduler = self.scheduler.clone();
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
             for vm in vms {
@@ -180,7 +181,12 @@ impl Adoptions {
                     Err(error) => missing.push((name, error.to_string())),
                 }
             }
-            told(CellResponse::Vcpus { vcpus, missing });
+            let queues = scheduler.map_or_else(Vec::new, |scheduler| scheduler.queues());
+            told(CellResponse::Vcpus {
+                vcpus,
+                missing,
+                queues,
+            });
         };
         std::thread::Builder::new()
             .name("vcpus".into())
