@@ -48,6 +48,22 @@ pub fn numbering_guest() -> Vec<u8> {
     ])
 }
 
+/// An ELF kernel whose first two vCPUs spin for ever. The first one writes an endless loop to 0x50000, where
+/// it starts the second one by the interrupt command register of its x2APIC: INIT, then a start-up IPI (Intel
+/// SDM, volume 3, section 11.12).
+pub fn spinning_guest() -> Vec<u8> {
+    elf(&[
+        0x66, 0xc7, 0x04, 0x25, 0x00, 0x00, 0x05, 0x00, 0xeb, 0xfe, // mov word [0x50000], 0xfeeb
+        0xb9, 0x1b, 0x00, 0x00, 0x00, 0x0f, 0x32, // mov ecx, IA32_APIC_BASE; rdmsr
+        0x0d, 0x00, 0x0c, 0x00, 0x00, 0x0f, 0x30, // or eax, enabled and x2APIC; wrmsr
+        0xb9, 0x30, 0x08, 0x00, 0x00, // mov ecx, x2APIC ICR
+        0xba, 0x01, 0x00, 0x00, 0x00, // mov edx, APIC id 1
+        0xb8, 0x00, 0x45, 0x00, 0x00, 0x0f, 0x30, // mov eax, INIT; wrmsr
+        0xb8, 0x50, 0x46, 0x00, 0x00, 0x0f, 0x30, // mov eax, start-up at 0x50000; wrmsr
+        0xeb, 0xfe, // jmp to itself
+    ])
+}
+
 /// An ELF kernel of this code, which is entered in 64-bit mode.
 fn elf(code: &[u8]) -> Vec<u8> {
     const BASE: u64 = 0x10_0000;

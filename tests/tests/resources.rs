@@ -4,6 +4,8 @@
 //! entries. The guests halt at once; cells, keepers and shards are real, but for shards that lie (`lies`).
 //! Each test has a runtime directory of its own.
 
+#[path = "resources/gangs.rs"]
+mod gangs;
 #[path = "resources/lies.rs"]
 mod lies;
 #[path = "resources/stops.rs"]
@@ -60,10 +62,20 @@ impl Cells {
         let cells = allowed_cpus().map(|cpu| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"192M\"\n"));
         let cells: Vec<String> = cells.take(2).collect();
         assert_eq!(cells.len(), 2, "two cells need two CPUs");
+        Self::up_of(
+            scratch,
+            &format!("{}{borrowing}", cells.concat()),
+            &halting_guest(),
+        )
+    }
+
+    /// Brings up the cells of a file's text, for VMs with this guest.
+    #[track_caller]
+    fn up_of(scratch: Scratch, text: &str, guest: &[u8]) -> Self {
         // Ended even if they come up half.
         let cells = Self {
-            file: scratch.write("cluster.toml", format!("{}{borrowing}", cells.concat())),
-            guest: scratch.write("guest", halting_guest()),
+            file: scratch.write("cluster.toml", text),
+            guest: scratch.write("guest", guest),
             scratch,
         };
         cells.up_again();

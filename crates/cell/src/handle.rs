@@ -3,6 +3,7 @@
 
 mod end;
 mod freeze;
+mod gate;
 mod memory;
 mod pause;
 mod pins;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use locks::IgnorePoison;
 use shard_api::launch::{Answer, MoveReport, Order};
 
+pub(crate) use self::gate::{VmChange, VmObserver};
 pub(crate) use self::pins::ShardHost;
 pub(crate) use self::state::Helper;
 use self::state::State;
@@ -61,6 +63,8 @@ struct Shared {
     counting: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
+    /// The drivers of its cell, if that has any.
+    observer: gate::Observer,
 }
 
 /// A vCPU that has moved to another cell.

@@ -35,6 +35,7 @@ pub mod programs;
 pub mod reboot;
 mod recorder;
 pub mod remote;
+mod scheduler;
 mod secondary_shards;
 mod shard_log;
 mod shard_process;

@@ -8,6 +8,7 @@ mod borrowing;
 mod change;
 mod hosts;
 mod overlap;
+mod scheduling;
 #[cfg(test)]
 mod tests;
 mod users;
@@ -25,6 +26,7 @@ pub use borrowing::BorrowingSpec;
 pub use change::SiteChange;
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
 pub use overlap::overlap;
+pub use scheduling::{CpuScheduler, SchedulingSpec};
 pub use users::{UserPlan, UserSpec};
 
 /// Maximum number of cells of a cluster.
@@ -52,6 +54,9 @@ pub struct ClusterSpec {
     /// Borrowing of memory that begins by itself; as measured on each host when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub borrowing: Option<BorrowingSpec>,
+    /// Scheduler of the CPUs of each host's cells; Linux's when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<SchedulingSpec>,
     /// Users of this host that it admits in addition to its owner.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserSpec>,
@@ -162,6 +167,7 @@ impl ClusterSpec {
             hosts: Vec::new(),
             membership: None,
             borrowing: None,
+            scheduling: None,
             users: Vec::new(),
         }
     }
@@ -209,6 +215,7 @@ impl ClusterSpec {
         self.check_hosts()?;
         self.check_users()?;
         self.check_borrowing()?;
+        self.check_scheduling()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use config::cluster::CellPlan;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{CellRequest, CellResponse, Vcpu};
+use registry::cluster::interface::{CellRequest, CellResponse, CpuQueue, Vcpu};
 
 use crate::failure::{Failure, Kind};
 
@@ -21,6 +21,8 @@ pub struct Vcpus {
     pub vcpus: Vec<Vcpu>,
     /// VMs whose vCPUs are unknown now, each with the reason.
     pub missing: Vec<(String, String)>,
+    /// Run queues of the CPUs of cells that schedule them.
+    pub queues: Vec<CpuQueue>,
 }
 
 /// Returns the cluster's files and the cells of this host.
@@ -93,6 +95,7 @@ pub fn vcpus() -> Result<Vcpus> {
         let known = ask_vcpus(&own, VCPUS_LIMIT).map_err(|error| does_not_answer(cell, &error))?;
         all.vcpus.extend(known.vcpus);
         all.missing.extend(known.missing);
+        all.queues.extend(known.queues);
     }
     all.vcpus
         .sort_by(|one, other| (&one.vm, one.vcpu).cmp(&(&other.vm, other.vcpu)));
@@ -107,7 +110,15 @@ pub(crate) fn ask_vcpus(cell: &CellFiles, limit: Duration) -> std::io::Result<Vc
     let mut connection = Connection::open(cell)?;
     connection.limit_wait(limit)?;
     match connection.ask(&CellRequest::Vcpus)? {
-        CellResponse::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
+        CellResponse::Vcpus {
+            vcpus,
+            missing,
+            queues,
+        } => Ok(Vcpus {
+            vcpus,
+            missing,
+            queues,
+        }),
         CellResponse::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(
             "an answer to another question: {other:?}"

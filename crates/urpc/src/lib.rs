@@ -6,6 +6,7 @@
 //! - [`ring`]: a channel in shared memory, tuned to the cache-coherence protocol;
 //! - [`pipe`]: bytes in shared memory, in one direction, for users with their own means to wake a side;
 //! - [`fragment`]: longer byte strings as several messages;
+//! - [`published`]: the latest value of one writer, for any number of readers;
 //! - [`poll`]: how long a reader polls before it blocks, as a pure decision;
 //! - `host` (feature `host`): rings in memory that processes share, and blocking;
 //! - `tls` (feature `tls`): byte streams between hosts;
@@ -24,6 +25,7 @@ pub mod host;
 pub mod message;
 pub mod pipe;
 pub mod poll;
+pub mod published;
 pub mod ring;
 mod side;
 mod sync;

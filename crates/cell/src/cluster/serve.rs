@@ -17,8 +17,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
-use config::cluster::{CellPlan, Site};
+use config::cluster::{CellPlan, CpuScheduler, Site};
 use fault_point::fault_point;
+use hostinfo::{facts, topology};
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL, owner_of};
@@ -43,6 +44,7 @@ use super::peer_table::{EndedLink, PeerTable, Verdict};
 use super::protocols::protocols;
 use super::state::{Action, Awaited, CellMessage, Client, State, borrowing_limits};
 use crate::monitor::raise_file_limit;
+use crate::scheduler::Scheduler;
 use crate::socket::bind;
 
 enum Event {
@@ -122,6 +124,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     };
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
+    let scheduler = start_scheduler(&files, &plan)?;
     let (asserted_facts, asserted) = assertions::Reader::start(&files)?;
     let state = initial_state(
         me,
@@ -155,7 +158,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         own,
         files,
         state,
-        adoptions: Adoptions::new(number, is_on_trial, platform),
+        adoptions: Adoptions::new(number, is_on_trial, platform, scheduler),
         peers: PeerTable::new(others),
         clients: BTreeMap::new(),
         remote_cells,
@@ -165,6 +168,17 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     };
     cell.begin()?;
     cell.run(me, happened)
+}
+
+/// Starts the drivers of the cell's CPUs, if the cluster file asks for them.
+fn start_scheduler(files: &Files, plan: &CellPlan) -> io::Result<Option<Scheduler>> {
+    let scheduling = files.scheduling()?;
+    if scheduling.cpus == CpuScheduler::Linux {
+        return Ok(None);
+    }
+    let facts: knowledge::Base = topology::discover().into_iter().collect();
+    let nodes = facts::nodes(&knowledge::Machine::of(&facts), |_| true);
+    Scheduler::start(&plan.cpus, &nodes, scheduling.tunables.unwrap_or_default()).map(Some)
 }
 
 /// State of a cell that starts, from the records of lent memory, VMs, cordon and cells, and the facts.
@@ -265,6 +279,7 @@ impl Cell {
             }
         }
         info!("cell {me} ends by order");
+        self.adoptions.end_scheduling();
         journal::note(Change::CellDown { cell: self.number });
         Ok(())
     }

@@ -187,6 +187,24 @@ impl VmHandle {
         }
     }
 
+    /// Lets the threads of the vCPUs of a VM in one cell use the CPUs of their pins again, or all that the VM
+    /// may use: a driver of the cell had each on one CPU.
+    pub(crate) fn restore_affinity(&self) {
+        let _updating = self.begin_update();
+        if !self.state().cells.is_empty() {
+            return;
+        }
+        let known = self
+            .recorder()
+            .read(|record| (record.spec.cpus, record.pins.clone()));
+        let (vcpus, mut pins) = known.unwrap_or_default();
+        for vcpu in 0..vcpus {
+            let cpus = pins.remove(&vcpu).unwrap_or_default();
+            // A shard that has ended has no threads. A CPU that is gone leaves the thread as it is.
+            let _ = self.pin_in_one_cell(&Pin { vcpu, cpus });
+        }
+    }
+
     fn pin_in_one_cell(&self, pin: &Pin) -> io::Result<()> {
         let shards = self.state().shards();
         if shards.is_empty() {

@@ -1,5 +1,6 @@
 //! State of a VM in its monitor while its shards start, run and end.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,6 +66,8 @@ pub(crate) struct State {
     pub(super) statistics: Option<(Answer, Vec<File>)>,
     /// The locations of the vCPUs of a VM that spans cells, as last reported; none since one was to move.
     pub(super) located: Option<Vec<VcpuLocation>>,
+    /// Orders of drivers to vCPUs that are not answered yet, the oldest first.
+    pub(super) gated: VecDeque<OrderId>,
     /// Whether the VM is paused by order.
     pub(super) is_paused: bool,
     /// The order that pauses the VM (true) or resumes it, until it is answered.
@@ -118,6 +121,7 @@ impl State {
         (self.asked, self.answer) = (None, None);
         (self.statistics_asked, self.statistics) = (None, None);
         self.located = None;
+        self.gated.clear();
         (self.pausing, self.is_paused) = (None, false);
         (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
@@ -223,6 +227,10 @@ impl State {
     pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
         if self.asked == Some(to) {
             (self.asked, self.answer) = (None, Some(answer));
+            return;
+        }
+        if let Some(index) = self.gated.iter().position(|asked| *asked == to) {
+            self.gated.remove(index);
             return;
         }
         if self.quit == Some(to) {

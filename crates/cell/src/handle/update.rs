@@ -8,7 +8,7 @@ use registry::update::{MemoryReport, Update};
 use registry::vms::Record;
 use shard_api::launch::{Answer, Order};
 
-use super::{VmHandle, not_an_answer};
+use super::{VmChange, VmHandle, not_an_answer};
 use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::PartLimits;
@@ -28,6 +28,7 @@ impl VmHandle {
         let record = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
         let next = update.applied_to(&record.spec);
         let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.help)))?;
+        self.check_pins(&record, update)?;
         if update.changes_limits() {
             self.limit_on_all_hosts(&record, &next)?;
             self.recorder().change(|record| {
@@ -40,14 +41,30 @@ impl VmHandle {
                 };
             });
         }
-        if let Some(resident) = update.resident {
-            self.limit_resident(&record, resident)?;
-        }
-        for pin in &update.pins {
-            self.pin(pin)?;
-        }
+        let limited = update
+            .resident
+            .map_or(Ok(()), |resident| self.limit_resident(&record, resident));
+        let changed = limited.and_then(|()| update.pins.iter().try_for_each(|pin| self.pin(pin)));
+        self.report_change(VmChange::Updated);
+        changed?;
         let place = |nodes: &Vec<u32>| self.place_memory(&record, nodes);
         update.memory_nodes.as_ref().map(place).transpose()
+    }
+
+    /// Has the drivers of its cell check the pins that the VM would have.
+    fn check_pins(&self, record: &Record, update: &Update) -> io::Result<()> {
+        let (Some(observer), false) = (self.0.observer.get(), update.pins.is_empty()) else {
+            return Ok(());
+        };
+        let mut pins = record.pins.clone();
+        for pin in &update.pins {
+            match pin.cpus.is_empty() {
+                true => pins.remove(&pin.vcpu),
+                false => pins.insert(pin.vcpu, pin.cpus.clone()),
+            };
+        }
+        let checked = observer.check_pins(record.spec.cpus, &pins);
+        checked.map_err(io::Error::other)
     }
 
     /// Limits the VM's processes on each host that it spans, this one last. Each host's group has the whole

@@ -24,7 +24,7 @@ use crate::coherence;
 use crate::core_scheduling;
 use crate::ending::{of_part, of_silent};
 use crate::frozen::Freezable;
-use crate::handle::VmHandle;
+use crate::handle::{VmChange, VmHandle};
 use crate::identity::{Given, IdOwner};
 use crate::link::Reports;
 use crate::memory_nodes::{self, HostMemory, Wanted};
@@ -346,6 +346,7 @@ impl RunningBoot<'_> {
         self.ran = true;
         handle.state().runs = true;
         handle.pin_again();
+        handle.report_change(VmChange::Booted);
         let prepared = &mut self.prepared;
         prepared.clock_keeper.iter().for_each(ClockKeeper::begin);
         missing.append(&mut prepared.missing_elsewhere);
@@ -417,6 +418,7 @@ impl RunningBoot<'_> {
             }
             (state.parts.take(), state.ending, state.is_killed)
         };
+        handle.report_change(VmChange::Ended);
         let cause = parts.and_then(|parts| parts.end(ending.as_ref()));
         if let Some(detail) = handle.state().lost.clone() {
             return Ok(Ending::ShardFailed { detail });

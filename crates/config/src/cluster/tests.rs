@@ -149,6 +149,54 @@ fn borrowing_begins_by_itself_unless_the_file_turns_it_off() {
     assert!(!spec("[borrowing]\nautomatic = false\n").unwrap().automatic);
 }
 
+#[test]
+fn errors_in_scheduling_have_their_place() {
+    for (keys, message, place) in [
+        ("cpus = \"gang\"", "unknown variant `gang`", "\"gang\""),
+        ("slice = 1", "unknown key `slice`", "slice"),
+        (
+            "cpus = \"gangs\"\ntunables = { slice = 1 }",
+            "unknown key `slice`",
+            "slice",
+        ),
+        (
+            "cpus = \"gangs\"\ntunables = { slice_ns = 1 }",
+            "slice_ns = 1 is not within 10000000 to",
+            "1",
+        ),
+        (
+            "tunables = { slice_ns = 20000000 }",
+            "which `cpus = \"linux\"` does not start",
+            "{ slice_ns = 20000000 }",
+        ),
+    ] {
+        let text = format!("[[cells]]\ncpus = \"1\"\n[scheduling]\n{keys}\n");
+        let (said, at) = refused(&text);
+        assert!(said.contains(message), "{text:?}: {said}");
+        assert_eq!(at, place, "{text:?}");
+    }
+    let shared = "shared_cpus = true\n[[cells]]\ncpus = \"1\"\n[scheduling]\ncpus = \"gangs\"\n";
+    let (said, at) = refused(shared);
+    assert!(said.contains("two drivers"), "{said}");
+    assert_eq!(at, "\"gangs\"");
+}
+
+#[test]
+fn linux_divides_the_cpus_unless_the_file_asks_for_gangs() {
+    let spec = |keys: &str| {
+        let text = format!("[[cells]]\ncpus = \"1\"\n{keys}");
+        ClusterSpec::parse("cluster.toml", &text).unwrap().scheduling
+    };
+    assert!(spec("").is_none());
+    assert_eq!(SchedulingSpec::default().cpus, CpuScheduler::Linux);
+    assert_eq!(spec("[scheduling]\n").unwrap(), SchedulingSpec::default());
+    let gangs = spec("[scheduling]\ncpus = \"gangs\"\n").unwrap();
+    assert_eq!((gangs.cpus, gangs.tunables), (CpuScheduler::Gangs, None));
+    let tuned = spec("[scheduling]\ncpus = \"gangs\"\ntunables = { slice_ns = 20000000 }\n").unwrap();
+    let tunables = tuned.tunables.unwrap();
+    assert_eq!((tunables.slice_ns, tunables.tick_ns), (20_000_000, 10_000_000));
+}
+
 const TWO_HOSTS: &str = "[[hosts]]\nname = \"a\"\naddress = \"10.0.0.1:7400\"\n\
     [[hosts]]\nname = \"b\"\naddress = \"10.0.0.2:7400\"\n";
 

@@ -12,7 +12,7 @@ use registry::cluster::interface::Status;
 use registry::vms::{Record, Registry, State};
 
 use super::in_flight::InFlight;
-use super::reading::{CellReading, CellState, CpuReading, Reading, Unknown, VcpuReading};
+use super::reading::{CellReading, CellState, CpuQueue, CpuReading, Reading, Unknown, VcpuReading};
 use super::sources::{self, Report, Reported, Source};
 use crate::failure::Failure;
 
@@ -38,6 +38,8 @@ struct Reports {
     /// Cells whose vCPUs are known.
     listed: BTreeSet<u16>,
     vcpus: Vec<VcpuReading>,
+    /// Run queues by the host's number of the CPU.
+    queues: BTreeMap<usize, CpuQueue>,
     unknown: Vec<Unknown>,
 }
 
@@ -85,7 +87,10 @@ impl Collector {
             unix_ms: whole_ms(unix),
             at_ms: whole_ms(self.begun.elapsed()),
             cells,
-            cpus: cpus.into_iter().map(cpu).collect(),
+            cpus: cpus
+                .into_iter()
+                .map(|time| cpu(time, reports.queues.remove(&time.cpu)))
+                .collect(),
             vms: records.iter().map(|record| self.vm(record)).collect(),
             vcpus,
             unknown: reports.unknown,
@@ -167,6 +172,10 @@ impl Collector {
                 Ok((at, Report::CellVcpus(known))) => {
                     reports.listed.insert(cell);
                     let at_ms = whole_ms(at.saturating_duration_since(self.begun));
+                    let queues = known.queues.iter();
+                    reports
+                        .queues
+                        .extend(queues.map(|queue| (queue.cpu, sources::queue(queue))));
                     let vcpus = known.vcpus.into_iter();
                     reports.vcpus.extend(vcpus.map(|vcpu| sources::vcpu(vcpu, at_ms)));
                     let missing = known.missing.iter();
@@ -320,12 +329,12 @@ fn planned(plan: &CellPlan) -> CellReading {
     }
 }
 
-fn cpu(time: cpu_time::CpuTime) -> CpuReading {
+fn cpu(time: cpu_time::CpuTime, queue: Option<CpuQueue>) -> CpuReading {
     CpuReading {
         cpu: time.cpu,
         busy_ticks: time.busy_ticks,
         total_ticks: time.total_ticks,
-        queue: None,
+        queue,
     }
 }
 

@@ -123,8 +123,8 @@ pub struct CpuReading {
     pub queue: Option<CpuQueue>,
 }
 
-/// The run queue of a CPU, as a cell that schedules its vCPUs reports it. No cell does so yet, so that there
-/// is none anywhere; each figure is optional, since a cell of another release may leave some out.
+/// The run queue of a CPU, as a cell that schedules its vCPUs reports it (`cpus = "gangs"` in the cluster
+/// file). Each figure is optional, since a cell of another release may leave some out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CpuQueue {
     /// VM whose gang runs.

@@ -8,12 +8,14 @@ use hostinfo::memory_use::{self, MemoryUse};
 use registry::cluster::admission::{self, UserStatus};
 use registry::cluster::client::Connection;
 use registry::cluster::files::CellFiles;
-use registry::cluster::interface::{CellRequest, CellResponse, CellStatus, Status, Vcpu};
+use registry::cluster::interface::{self, CellRequest, CellResponse, CellStatus, Status, Vcpu};
 use registry::control::{Answer, Request, ask};
 use registry::vms::{Record, State};
 use serde_json::Value;
 
-use super::reading::{CellReading, CellState, Counters, VcpuReading, VmReading, VmState};
+use super::reading::{
+    CellReading, CellState, Counters, CpuQueue, QueueMoves, VcpuReading, VmReading, VmState,
+};
 use crate::cells::{Vcpus, ask_vcpus};
 
 /// Time after which a query of a cell or a VM ends without an answer. Until then it is not repeated.
@@ -100,6 +102,21 @@ pub(super) fn ask_vm(folder: &Path) -> Reported {
 pub(super) fn measure_memory(records: &[Record]) -> Reported {
     let table = memory_use::read(records);
     table.map(Report::Memory).map_err(|error| error.to_string())
+}
+
+/// Returns the run queue of a CPU as its cell reports it.
+pub(super) fn queue(queue: &interface::CpuQueue) -> CpuQueue {
+    CpuQueue {
+        gang: queue.gang.clone(),
+        waiting: Some(queue.waiting),
+        load_milli: Some(u64::from(queue.load) * 1000),
+        moves: Some(QueueMoves {
+            idle: Some(queue.moved_idle),
+            periodic: Some(queue.moved_periodic),
+            ordered: Some(queue.moved_ordered),
+        }),
+        refused: Some(queue.refused),
+    }
 }
 
 /// Returns a cell as one that answers reports it.

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use config::cluster::{BorrowingSpec, CellPlan, Site};
+use config::cluster::{BorrowingSpec, CellPlan, SchedulingSpec, Site};
 use hostfiles::lock::{Flock, Share, at_once, within};
 use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::CellId;
@@ -112,6 +112,27 @@ impl Files {
     pub fn set_borrowing(&self, spec: &BorrowingSpec) -> io::Result<()> {
         private::directories(&self.0)?;
         replace(&self.0.join("borrowing.json"), &serde_json::to_vec_pretty(spec)?)
+    }
+
+    /// The scheduler of the CPUs of this host's cells. The default without a record, as after an upgrade.
+    ///
+    /// # Errors
+    /// If the record can't be read.
+    pub fn scheduling(&self) -> io::Result<SchedulingSpec> {
+        match fs::read(self.0.join("scheduling.json")) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(SchedulingSpec::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets the scheduler of the CPUs of this host's cells. Called before the cells start.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn set_scheduling(&self, spec: &SchedulingSpec) -> io::Result<()> {
+        private::directories(&self.0)?;
+        replace(&self.0.join("scheduling.json"), &serde_json::to_vec_pretty(spec)?)
     }
 
     /// List of users that the cluster admits.
@@ -422,6 +443,9 @@ fn remove(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use config::cluster::CpuScheduler;
+    use policy::cpu::tunables::Tunables;
+
     use super::*;
 
     fn plan() -> Vec<CellPlan> {
@@ -579,5 +603,20 @@ mod tests {
         };
         files.set_borrowing(&off).unwrap();
         assert_eq!(files.borrowing().unwrap(), off);
+    }
+    #[test]
+    fn linux_divides_the_cpus_unless_the_record_says_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        assert_eq!(files.scheduling().unwrap(), SchedulingSpec::default());
+        let gangs = SchedulingSpec {
+            cpus: CpuScheduler::Gangs,
+            tunables: Some(Tunables {
+                slice_ns: 20_000_000,
+                ..Tunables::default()
+            }),
+        };
+        files.set_scheduling(&gangs).unwrap();
+        assert_eq!(files.scheduling().unwrap(), gangs);
     }
 }

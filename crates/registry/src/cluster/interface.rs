@@ -213,9 +213,34 @@ pub enum CellResponse {
         vcpus: Vec<Vcpu>,
         /// VMs whose vCPUs are unknown now, each with the reason.
         missing: Vec<(String, String)>,
+        /// Run queues of the cell's CPUs; empty if Linux schedules them, or from a cell of an older release.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        queues: Vec<CpuQueue>,
     },
     /// The protocols that the cell speaks.
     Protocols(Protocols),
+}
+
+/// Run queue of a CPU whose driver chooses the vCPU that it runs. Counts begin with the cell's process.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CpuQueue {
+    /// The host's number of the CPU.
+    pub cpu: usize,
+    /// VM that it runs.
+    pub gang: Option<String>,
+    /// vCPUs that are ready and wait.
+    pub waiting: u32,
+    /// vCPUs that are not idle, running and waiting.
+    pub load: u32,
+    /// vCPUs that came by the idle balancer.
+    pub moved_idle: u64,
+    /// vCPUs that came by the periodic balancer.
+    pub moved_periodic: u64,
+    /// vCPUs that came by an order.
+    pub moved_ordered: u64,
+    /// Moves that it refused, or that were refused to it.
+    pub refused: u64,
 }
 
 /// Release of a program, and the versions that it speaks of each protocol with programs that it does not

@@ -26,10 +26,13 @@ use crate::cluster::adoption_table::{AdoptionTable, Failures, Unreadable, Verdic
 use crate::ending::of_failed_cell;
 use crate::handle::VmHandle;
 use crate::monitor::Accepted;
+use crate::scheduler::Scheduler;
 use crate::vm::keeper::KEEPER_SOCKET;
 
 /// The file with the number of adoptions that were begun and not completed.
 const ATTEMPTS_FILE: &str = "adoptions";
+/// The file that says that drivers had the VM's vCPUs, each on one CPU.
+const SCHEDULED_FILE: &str = "scheduled";
 /// Time limit for a VM to be adopted before it is ended in another way.
 const ADOPTION_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for the VMs of an earlier process to be adopted.
@@ -44,6 +47,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(30);
 pub(super) struct Adoptions {
     cell: u16,
     platform: Platform,
+    /// The drivers of the cell's CPUs, if it has any.
+    scheduler: Option<Scheduler>,
     shared: Arc<Shared>,
 }
 
@@ -55,7 +60,12 @@ struct Shared {
 }
 
 impl Adoptions {
-    pub(super) fn new(cell: u16, is_on_trial: bool, platform: Platform) -> Self {
+    pub(super) fn new(
+        cell: u16,
+        is_on_trial: bool,
+        platform: Platform,
+        scheduler: Option<Scheduler>,
+    ) -> Self {
         let shared = Shared {
             table: AdoptionTable::new(is_on_trial).into(),
             changed: Condvar::new(),
@@ -63,6 +73,7 @@ impl Adoptions {
         Self {
             cell,
             platform,
+            scheduler,
             shared: Arc::new(shared),
         }
     }
@@ -157,6 +168,7 @@ impl Adoptions {
         told: impl FnOnce(CellResponse) + Send + 'static,
     ) -> io::Result<()> {
         let vms: Vec<VmHandle> = self.table().served().cloned().collect();
+        let scheduler = self.scheduler.clone();
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
             for vm in vms {
@@ -169,7 +181,12 @@ impl Adoptions {
                     Err(error) => missing.push((name, error.to_string())),
                 }
             }
-            told(CellResponse::Vcpus { vcpus, missing });
+            let queues = scheduler.map_or_else(Vec::new, |scheduler| scheduler.queues());
+            told(CellResponse::Vcpus {
+                vcpus,
+                missing,
+                queues,
+            });
         };
         std::thread::Builder::new()
             .name("vcpus".into())
@@ -263,8 +280,34 @@ impl Adoptions {
             end_attempt(folder);
             self.change(|table| table.is_served(cid, handle.clone()));
             info!(vm = name, "the VM is served");
+            self.begin_scheduling(folder, cid, handle);
             fault_point!(adopt_served);
         });
+    }
+
+    /// Brings a VM to the drivers of the cell's CPUs. Without drivers, it gives the vCPUs back the CPUs that
+    /// drivers of an earlier process took from them.
+    fn begin_scheduling(&self, folder: &Path, cid: u32, handle: &VmHandle) {
+        let mark = folder.join(SCHEDULED_FILE);
+        match &self.scheduler {
+            Some(scheduler) => {
+                // Without the mark the threads would stay on their CPUs without drivers; the VM runs on.
+                let _ = hostfiles::replace_volatile_file(&mark, private::FILE_MODE, b"");
+                scheduler.serve(cid, handle);
+            }
+            None if mark.exists() => {
+                handle.restore_affinity();
+                let _ = fs::remove_file(&mark);
+            }
+            None => {}
+        }
+    }
+
+    /// Ends the drivers of the cell's CPUs, if there are any, before the process ends by order.
+    pub(super) fn end_scheduling(&self) {
+        if let Some(scheduler) = &self.scheduler {
+            scheduler.end();
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, AdoptionTable<VmHandle>> {
@@ -277,6 +320,9 @@ struct AdoptionGuard<'a>(&'a Adoptions, u32);
 
 impl Drop for AdoptionGuard<'_> {
     fn drop(&mut self) {
+        if let Some(scheduler) = &self.0.scheduler {
+            scheduler.is_over(self.1);
+        }
         self.0.change(|table| table.is_over(self.1));
     }
 }

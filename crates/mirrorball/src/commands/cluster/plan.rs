@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use config::cluster::{BorrowingSpec, CellPlan, ClusterSpec, HostNodes, Site, UserPlan};
+use config::cluster::{BorrowingSpec, CellPlan, ClusterSpec, HostNodes, SchedulingSpec, Site, UserPlan};
 use hostfiles::passwd;
 use hostinfo::facts;
 use miette::{IntoDiagnostic, Result, miette};
@@ -19,6 +19,8 @@ pub(super) struct Planned {
     pub(super) users: Vec<UserPlan>,
     /// Borrowing of memory between the cells.
     pub(super) borrowing: BorrowingSpec,
+    /// Scheduler of the CPUs of the cells.
+    pub(super) scheduling: SchedulingSpec,
 }
 
 /// Returns the file's plan for this host, or the default plan without a file.
@@ -35,6 +37,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
             site: None,
             users: Vec::new(),
             borrowing: BorrowingSpec::default(),
+            scheduling: SchedulingSpec::default(),
         });
     };
     let (spec, name, text) = read(file)?;
@@ -50,6 +53,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
         shares: spec.cells_with_shares(),
         users: spec.users(passwd::uid_of, &name, &text)?,
         borrowing: spec.borrowing.clone().unwrap_or_default(),
+        scheduling: spec.scheduling.clone().unwrap_or_default(),
         site,
     })
 }

@@ -153,6 +153,7 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
         users::check(&planned.cells, &planned.users)?;
         files.admit(&planned.users).into_diagnostic()?;
         files.set_borrowing(&planned.borrowing).into_diagnostic()?;
+        files.set_scheduling(&planned.scheduling).into_diagnostic()?;
         files
             .create(&planned.cells, planned.site.as_ref())
             .into_diagnostic()?;
@@ -165,7 +166,8 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
     let is_same = is_same_plan(&former, &planned.cells, &planned.shares)
         && files.site().into_diagnostic()? == planned.site
         && files.users().into_diagnostic()? == planned.users
-        && files.borrowing().into_diagnostic()? == planned.borrowing;
+        && files.borrowing().into_diagnostic()? == planned.borrowing
+        && files.scheduling().into_diagnostic()? == planned.scheduling;
     if !is_same || !foreground && missing.is_empty() {
         return Err(miette!(
             help = "end it with `mirrorball cluster down`",

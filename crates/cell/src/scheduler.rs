@@ -1,0 +1,462 @@
+//! The drivers of a cell's CPUs, where the cluster file says `cpus = "gangs"`: a thread for each CPU, and one
+//! that brings VMs to them.
+//!
+//! ```text
+//!  adoptions, boots, updates ──► Scheduler ──► facts, vCPUs ──► CpuThread of each CPU ──► orders to shards
+//!                                                                 │    ▲
+//!                                                 messages between drivers, published words
+//! ```
+//!
+//! All decisions are [`policy::cpu`]'s. [`cpu_thread`] runs a driver, [`published`] has what drivers read of
+//! each other, [`gate`] decides which vCPUs are stopped, [`activity`] which have work, [`vcpu_threads`] reads
+//! and orders their threads, and [`vm_table`] places VMs.
+//!
+//! VMs that span cells, VMs of other users and VMs whose monitor is no cell are not scheduled here: Linux
+//! divides what the gate leaves them.
+
+mod activity;
+mod cpu_thread;
+mod gate;
+mod published;
+#[cfg(test)]
+mod tests;
+mod vcpu_threads;
+mod vm_table;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use config::cluster::HostNodes;
+use policy::cpu::entry::VcpuEntry;
+use policy::cpu::message::Event;
+use policy::cpu::topology::{CpuPlace, Topology};
+use policy::cpu::tunables::Tunables;
+use policy::cpu::{CpuId, VmId};
+use registry::cluster::interface::CpuQueue;
+use tracing::{debug, info, warn};
+use urpc::published::Published;
+
+use self::cpu_thread::{CpuThread, Input, Shared};
+use self::published::{CpuState, VmFacts};
+use self::vcpu_threads::{ShardThreads, VcpuThreads};
+use self::vm_table::{Unplaced, VmSettings, check_pins, next_number, place, vcpus};
+use crate::handle::{VmChange, VmHandle, VmObserver};
+
+/// Interval and number of attempts to find the threads of vCPUs that have just started: each names itself.
+const FIND_INTERVAL: Duration = Duration::from_millis(10);
+const FIND_TRIES: u32 = 50;
+/// Time limit for a report of the run queues.
+const REPORT_LIMIT: Duration = Duration::from_secs(1);
+/// Time limit for the end of the drivers' threads.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
+/// Message to the scheduler's thread. VMs are named by their addresses on the socket device.
+enum Change {
+    /// The cell's process serves a VM.
+    Served(u32, VmHandle),
+    /// It does not any more.
+    Over(u32),
+    Of(u32, VmChange),
+    /// Report the run queues.
+    Report(Sender<Vec<CpuQueue>>),
+    /// The drivers are to end; the reply comes when all VMs are Linux's again.
+    End(Sender<()>),
+}
+
+/// Drivers of a cell. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub(crate) struct Scheduler {
+    changes: Sender<Change>,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scheduler")
+            .field("cpus", &self.shared.host_cpus)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Scheduler {
+    /// Starts the drivers of a cell's CPUs, which are sorted. `host` has the nodes of the CPUs.
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub(crate) fn start(cpus: &[usize], host: &HostNodes, tunables: Tunables) -> io::Result<Self> {
+        let topology = topology(cpus, host);
+        let shared = Arc::new(Shared::new(cpus.to_vec(), topology, tunables));
+        let table = VmTable::start(Arc::clone(&shared))?;
+        let (changes, changed) = mpsc::channel();
+        std::thread::Builder::new()
+            .name("scheduler".into())
+            .spawn(move || table.run(&changed))?;
+        info!(
+            ?cpus,
+            "the vCPUs of each VM run together on the CPUs of this cell"
+        );
+        Ok(Self { changes, shared })
+    }
+
+    /// Schedules a VM from now on, through its reboots.
+    pub(crate) fn serve(&self, vm: u32, handle: &VmHandle) {
+        handle.observe(Box::new(Observer {
+            vm,
+            scheduler: self.clone(),
+        }));
+        let _ = self.changes.send(Change::Served(vm, handle.clone()));
+    }
+
+    /// Schedules a VM no longer: it has ended, or another process serves it.
+    pub(crate) fn is_over(&self, vm: u32) {
+        let _ = self.changes.send(Change::Over(vm));
+    }
+
+    /// The run queues of the CPUs, as their drivers last published them. Empty if the scheduler does not
+    /// answer within [`REPORT_LIMIT`].
+    pub(crate) fn queues(&self) -> Vec<CpuQueue> {
+        let (tell, told) = mpsc::channel();
+        let _ = self.changes.send(Change::Report(tell));
+        told.recv_timeout(REPORT_LIMIT).unwrap_or_default()
+    }
+
+    /// Ends the drivers, and lets the vCPUs use all their CPUs again. Their stops run out within 100 ms.
+    pub(crate) fn end(&self) {
+        let (tell, told) = mpsc::channel();
+        if self.changes.send(Change::End(tell)).is_ok() {
+            // The process ends in any case.
+            let _ = told.recv_timeout(END_LIMIT);
+        }
+    }
+}
+
+/// Observer of one VM.
+struct Observer {
+    vm: u32,
+    scheduler: Scheduler,
+}
+
+impl VmObserver for Observer {
+    fn changed(&self, change: VmChange) {
+        let _ = self.scheduler.changes.send(Change::Of(self.vm, change));
+    }
+
+    fn check_pins(&self, vcpus: u8, pins: &BTreeMap<u8, Vec<usize>>) -> Result<(), String> {
+        let settings = VmSettings {
+            vcpus,
+            pins: pins.clone(),
+            ..VmSettings::default()
+        };
+        let shared = &self.scheduler.shared;
+        check_pins(&settings, &shared.host_cpus, &shared.topology)
+    }
+}
+
+/// The places of a cell's CPUs. The cell's own number is of no use here: all are of one cell.
+fn topology(cpus: &[usize], host: &HostNodes) -> Topology {
+    let node = |cpu: &usize| {
+        let mut nodes = host.0.iter();
+        let known = nodes.find(|(_, node)| node.cpus.contains(cpu));
+        known.map_or(0, |(number, _)| u16::try_from(*number).unwrap_or(u16::MAX))
+    };
+    let place = |cpu| CpuPlace {
+        cell: 0,
+        node: node(cpu),
+    };
+    Topology::new(cpus.iter().map(place).collect())
+}
+
+/// The VMs of the cell, as the drivers have them.
+struct VmTable {
+    shared: Arc<Shared>,
+    peers: Vec<Sender<Input>>,
+    vms: BTreeMap<u32, KnownVm>,
+    last_number: VmId,
+}
+
+struct KnownVm {
+    handle: VmHandle,
+    /// Attempts that are left to find the threads of its vCPUs; none if it is not awaited.
+    tries: Option<u32>,
+    scheduled: Option<ScheduledVm>,
+}
+
+struct ScheduledVm {
+    number: VmId,
+    settings: VmSettings,
+    facts: Arc<VmFacts>,
+}
+
+impl VmTable {
+    /// An empty table, and the thread of each CPU.
+    fn start(shared: Arc<Shared>) -> io::Result<Self> {
+        let cpus = &shared.host_cpus;
+        let (peers, inputs): (Vec<_>, Vec<_>) = cpus.iter().map(|_| mpsc::channel()).unzip();
+        for ((id, cpu), inputs) in (0..).zip(cpus).zip(inputs) {
+            let thread = CpuThread::new(CpuId(id), Arc::clone(&shared), peers.clone());
+            std::thread::Builder::new()
+                .name(format!("cpu{cpu}"))
+                .spawn(move || thread.run(&inputs))?;
+        }
+        Ok(Self {
+            shared,
+            peers,
+            vms: BTreeMap::new(),
+            last_number: VmId::default(),
+        })
+    }
+
+    fn run(mut self, changes: &Receiver<Change>) {
+        loop {
+            let is_awaited = self.vms.values().any(|vm| vm.tries.is_some());
+            let change = match is_awaited {
+                true => changes.recv_timeout(FIND_INTERVAL),
+                false => changes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match change {
+                Ok(Change::End(tell)) => {
+                    self.end();
+                    let _ = tell.send(());
+                    return;
+                }
+                Ok(change) => self.take(change),
+                Err(RecvTimeoutError::Timeout) => self.retry(),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, change: Change) {
+        match change {
+            Change::Served(vm, handle) => {
+                self.remove(vm);
+                let known = KnownVm {
+                    handle,
+                    tries: None,
+                    scheduled: None,
+                };
+                self.vms.insert(vm, known);
+                self.await_threads(vm);
+            }
+            Change::Over(vm) => {
+                self.remove(vm);
+                self.vms.remove(&vm);
+            }
+            Change::Of(vm, VmChange::Booted) => {
+                self.remove(vm);
+                self.await_threads(vm);
+            }
+            Change::Of(vm, VmChange::Ended) => self.remove(vm),
+            Change::Of(vm, VmChange::Updated) => self.update(vm),
+            Change::Report(tell) => _ = tell.send(self.queues()),
+            Change::End(_) => {}
+        }
+    }
+
+    fn await_threads(&mut self, vm: u32) {
+        if let Some(known) = self.vms.get_mut(&vm) {
+            known.tries = Some(FIND_TRIES);
+        }
+        self.retry();
+    }
+
+    /// Tries to schedule the VMs whose threads are awaited.
+    fn retry(&mut self) {
+        let awaited: Vec<u32> = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| vm.tries.is_some())
+            .map(|(vm, _)| *vm)
+            .collect();
+        for vm in awaited {
+            let Some(known) = self.vms.get_mut(&vm) else {
+                continue;
+            };
+            let (handle, tries) = (known.handle.clone(), known.tries.unwrap_or(0));
+            let settings = settings_of(&handle);
+            let Some(settings) = settings.filter(|_| handle.running_home().is_some()) else {
+                // Its boot is reported.
+                known.tries = None;
+                continue;
+            };
+            match ShardThreads::find(&handle, settings.vcpus) {
+                Ok(threads) => {
+                    known.tries = None;
+                    self.schedule(vm, settings, Arc::new(threads));
+                }
+                Err(error) => {
+                    known.tries = tries.checked_sub(1);
+                    if known.tries.is_none() {
+                        warn!(%error, "the vCPUs of a VM are left to Linux");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Brings a VM's vCPUs to the drivers of the CPUs where there is most room.
+    fn schedule(&mut self, vm: u32, settings: VmSettings, threads: Arc<dyn VcpuThreads>) {
+        let placed = self.number().and_then(|number| {
+            let cpus = place(
+                &settings,
+                &self.shared.host_cpus,
+                &self.shared.topology,
+                &self.loads(),
+            );
+            Ok((number, cpus?))
+        });
+        let (number, cpus) = match placed {
+            Ok(placed) => placed,
+            Err(unplaced) => {
+                warn!("the vCPUs of a VM are left to Linux: {unplaced}");
+                return;
+            }
+        };
+        let entry = |cpu: &CpuId| {
+            let entry = VcpuEntry {
+                cpu: *cpu,
+                ..VcpuEntry::default()
+            };
+            Published::new(entry.pack())
+        };
+        let facts = Arc::new(VmFacts {
+            terms: settings.terms(),
+            cpus: settings.cpus(&self.shared.host_cpus),
+            entries: cpus.iter().map(entry).collect(),
+            threads,
+        });
+        debug!(vm, number = number.0, ?cpus, "the drivers have a VM");
+        self.last_number = number;
+        // All drivers know the VM before one of them can send a message about it.
+        self.send_facts(number, Some(&facts));
+        for (vcpu, cpu) in vcpus(number, settings.vcpus).zip(&cpus) {
+            let is_awake = true;
+            self.send(*cpu, Input::Event(Event::Add { vcpu, is_awake }));
+        }
+        if let Some(known) = self.vms.get_mut(&vm) {
+            known.scheduled = Some(ScheduledVm {
+                number,
+                settings,
+                facts,
+            });
+        }
+    }
+
+    /// Takes a VM's vCPUs from the drivers.
+    fn remove(&mut self, vm: u32) {
+        let scheduled = self.vms.get_mut(&vm).and_then(|known| {
+            known.tries = None;
+            known.scheduled.take()
+        });
+        if let Some(scheduled) = scheduled {
+            self.send_facts(scheduled.number, None);
+        }
+    }
+
+    /// Applies new terms of a VM; places it anew if its pins have changed. A pin has widened the affinity of
+    /// the vCPU's thread, so that the drivers restrict all threads of the VM again.
+    fn update(&mut self, vm: u32) {
+        let Some(known) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        let settings = settings_of(&known.handle);
+        let (Some(settings), Some(scheduled)) = (settings, &mut known.scheduled) else {
+            return;
+        };
+        if settings.pins != scheduled.settings.pins {
+            let threads = Arc::clone(&scheduled.facts.threads);
+            self.remove(vm);
+            self.schedule(vm, settings, threads);
+            return;
+        }
+        let facts = VmFacts {
+            terms: settings.terms(),
+            ..VmFacts::clone(&scheduled.facts)
+        };
+        scheduled.facts = Arc::new(facts);
+        scheduled.settings = settings;
+        let (number, facts) = (scheduled.number, Arc::clone(&scheduled.facts));
+        self.send_facts(number, Some(&facts));
+    }
+
+    fn queues(&self) -> Vec<CpuQueue> {
+        let name = |number: VmId| {
+            let numbered = |vm: &&KnownVm| vm.scheduled.as_ref().is_some_and(|vm| vm.number == number);
+            let vm = self.vms.values().find(numbered)?;
+            vm.handle.recorder().read(|record| record.name.clone())
+        };
+        let cpus = self.shared.cpus.iter().zip(&self.shared.host_cpus);
+        let queue = |(state, cpu): (&CpuState, &usize)| {
+            let (word, counts) = (state.word(), state.counts());
+            let [moved_idle, moved_periodic, moved_ordered] = counts.moved;
+            CpuQueue {
+                cpu: *cpu,
+                gang: word.runs(word.vm).then(|| name(word.vm)).flatten(),
+                waiting: u32::try_from(counts.waiting).unwrap_or(u32::MAX),
+                load: word.load.into(),
+                moved_idle,
+                moved_periodic,
+                moved_ordered,
+                refused: counts.refused,
+            }
+        };
+        cpus.map(queue).collect()
+    }
+
+    /// Gives all VMs back to Linux.
+    fn end(&mut self) {
+        for cpu in 0..self.peers.len() {
+            self.send(CpuId(cpu as u16), Input::End);
+        }
+        for known in self.vms.values().filter(|known| known.scheduled.is_some()) {
+            known.handle.restore_affinity();
+        }
+    }
+
+    fn number(&self) -> Result<VmId, Unplaced> {
+        let used = |number: VmId| {
+            let mut scheduled = self.vms.values().filter_map(|vm| vm.scheduled.as_ref());
+            scheduled.any(|vm| vm.number == number)
+        };
+        next_number(self.last_number, used)
+    }
+
+    /// Number of the vCPUs on each CPU.
+    fn loads(&self) -> Vec<u32> {
+        let mut loads = vec![0; self.shared.host_cpus.len()];
+        let scheduled = self.vms.values().filter_map(|vm| vm.scheduled.as_ref());
+        for entry in scheduled.flat_map(|vm| vm.facts.entries.iter()) {
+            let cpu = VcpuEntry::unpack(entry.read_or_torn()).cpu;
+            if let Some(load) = loads.get_mut(cpu.index()) {
+                *load += 1;
+            }
+        }
+        loads
+    }
+
+    fn send_facts(&self, number: VmId, facts: Option<&Arc<VmFacts>>) {
+        for cpu in 0..self.peers.len() {
+            self.send(CpuId(cpu as u16), Input::Vm(number, facts.cloned()));
+        }
+    }
+
+    fn send(&self, cpu: CpuId, input: Input) {
+        if let Some(peer) = self.peers.get(cpu.index()) {
+            // A driver ends with the process alone.
+            let _ = peer.send(input);
+        }
+    }
+}
+
+/// The settings of a VM that concern its CPUs; none if it has ended.
+fn settings_of(handle: &VmHandle) -> Option<VmSettings> {
+    handle.recorder().read(|record| VmSettings {
+        vcpus: record.spec.cpus,
+        weight: record.spec.cpu_weight,
+        limit: record.spec.cpu_limit,
+        pins: record.pins.clone(),
+    })
+}

@@ -1,0 +1,139 @@
+//! Whether a vCPU has work, by what the host's kernel counts of its thread, and how often that is read. Pure.
+//!
+//! A shard can't make these figures up. A thread that sleeps uses no CPU, whether its guest has halted or
+//! its shard pretends so: then the shard lowers the share of its own VM alone.
+
+use policy::cpu::{MICROSECOND, MILLISECOND, Nanos};
+
+/// Interval at which the vCPU that runs is read while another one waits for its CPU. Ours: a halt is noticed
+/// within a millisecond, at the cost of about 5 us of each.
+pub(super) const CHOSEN_INTERVAL: Nanos = MILLISECOND;
+/// Interval at which the other vCPUs are read while somebody competes: the drivers' tick.
+pub(super) const OTHERS_INTERVAL: Nanos = 10 * MILLISECOND;
+/// Interval on a CPU with several vCPUs of which at most one has work. Ours.
+pub(super) const QUIET_INTERVAL: Nanos = 50 * MILLISECOND;
+/// Slack by which a thread that woke a little early counts as in time.
+const SLACK: Nanos = 100 * MICROSECOND;
+/// Longest time between two readings that are compared.
+const COMPARED_MAX: Nanos = 200 * MILLISECOND;
+
+/// Time by which a vCPU may be late after its order to go on. Ours: its shard may wait for a CPU itself.
+const START_LIMIT: Nanos = 20 * MILLISECOND;
+
+/// Reading of a thread.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct ThreadTimes {
+    /// Whether it runs or is ready to run.
+    pub(super) is_ready: bool,
+    /// Time that it has run, and that it has waited for a CPU, nanoseconds.
+    pub(super) ready_ns: u64,
+}
+
+/// Last reading of a vCPU's thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Activity {
+    last: Option<(Nanos, u64)>,
+    /// Time of its order to go on, and its reading then, until it has run since.
+    begun: Option<(Nanos, u64)>,
+}
+
+impl Activity {
+    /// Whether it is time for a reading.
+    pub(super) fn is_due(&self, now: Nanos, interval: Nanos) -> bool {
+        self.last
+            .is_none_or(|(at, _)| now.saturating_sub(at) + SLACK >= interval)
+    }
+
+    /// Readings of a vCPU that is ordered to go on, from its reading at that time.
+    pub(super) fn begin(now: Nanos, times: ThreadTimes) -> Self {
+        let begun = Some((now, times.ready_ns));
+        Self { last: begun, begun }
+    }
+
+    /// Takes a reading; returns whether the vCPU has work: its thread is ready, or was for half of the time
+    /// since the last reading. A guest that halts for some microseconds is not taken for halted.
+    pub(super) fn note(&mut self, now: Nanos, times: ThreadTimes) -> bool {
+        let has_begun = |(at, ready_ns): &(Nanos, u64)| {
+            times.ready_ns != *ready_ns || now.saturating_sub(*at) >= START_LIMIT
+        };
+        self.begun.take_if(|begun| has_begun(begun));
+        let former = self.last.replace((now, times.ready_ns));
+        let was_busy = former.is_some_and(|(at, ready_ns)| {
+            let interval = now.saturating_sub(at);
+            (1..=COMPARED_MAX).contains(&interval)
+                && times.ready_ns.saturating_sub(ready_ns) >= interval.div_ceil(2)
+        });
+        times.is_ready || was_busy || self.begun.is_some()
+    }
+}
+
+/// Interval at which the vCPUs of a CPU are read: `None` if nobody can compete for it.
+pub(super) fn interval(queued: usize, is_contended: bool, waits_here: bool) -> Option<Nanos> {
+    match (is_contended, waits_here, queued) {
+        (_, _, 0) | (false, _, 1) => None,
+        (true, true, _) => Some(CHOSEN_INTERVAL),
+        (true, false, _) => Some(OTHERS_INTERVAL),
+        (false, _, _) => Some(QUIET_INTERVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(is_ready: bool, ready_us: u64) -> ThreadTimes {
+        ThreadTimes {
+            is_ready,
+            ready_ns: ready_us * MICROSECOND,
+        }
+    }
+
+    #[test]
+    fn vcpu_has_work_if_it_is_ready_or_was_for_half_of_the_time() {
+        let mut activity = Activity::default();
+        assert!(
+            !activity.note(0, times(false, 900_000)),
+            "nothing to compare with"
+        );
+        assert!(activity.note(MILLISECOND, times(true, 900_000)));
+        assert!(activity.note(2 * MILLISECOND, times(false, 900_500)));
+        assert!(!activity.note(3 * MILLISECOND, times(false, 900_999)));
+        assert!(
+            !activity.note(900 * MILLISECOND, times(false, 1_900_000)),
+            "too long ago"
+        );
+        // A clock that stands still, or figures that go back, show nothing.
+        assert!(!activity.note(900 * MILLISECOND, times(false, 2_900_000)));
+        assert!(!activity.note(901 * MILLISECOND, times(false, 0)));
+    }
+
+    #[test]
+    fn vcpu_that_goes_on_late_is_not_taken_for_halted() {
+        let mut activity = Activity::begin(0, times(false, 7));
+        assert!(activity.note(MILLISECOND, times(false, 7)));
+        // It has run for a moment, and halts.
+        assert!(!activity.note(2 * MILLISECOND, times(false, 8)));
+        assert!(!activity.note(3 * MILLISECOND, times(false, 8)));
+        let mut activity = Activity::begin(0, times(false, 7));
+        assert!(activity.note(19 * MILLISECOND, times(false, 7)));
+        assert!(!activity.note(20 * MILLISECOND, times(false, 7)), "it never runs");
+    }
+
+    #[test]
+    fn idle_cpus_are_not_read_and_contended_ones_as_often_as_somebody_waits() {
+        assert_eq!(interval(0, true, false), None);
+        assert_eq!(interval(1, false, false), None);
+        assert_eq!(interval(2, false, false), Some(QUIET_INTERVAL));
+        assert_eq!(interval(1, true, false), Some(OTHERS_INTERVAL));
+        assert_eq!(interval(2, true, true), Some(CHOSEN_INTERVAL));
+    }
+
+    #[test]
+    fn reading_is_due_after_its_interval() {
+        let mut activity = Activity::default();
+        assert!(activity.is_due(5, MILLISECOND));
+        activity.note(5, times(true, 0));
+        assert!(!activity.is_due(MILLISECOND / 2, MILLISECOND));
+        assert!(activity.is_due(MILLISECOND, MILLISECOND));
+    }
+}

@@ -1,0 +1,329 @@
+//! Tests with fake threads of vCPUs, in real time.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use locks::IgnorePoison;
+use nix::sched::sched_getaffinity;
+use nix::unistd::Pid;
+
+use super::activity::ThreadTimes;
+use super::gate::LEASE_MS;
+use super::*;
+
+/// A VM whose shard obeys at once. Its guest spins or is halted.
+struct Fake {
+    vcpus: Mutex<Vec<FakeVcpu>>,
+}
+
+#[derive(Default)]
+struct FakeVcpu {
+    /// Its CPU, once it has one.
+    pinned_to: Option<usize>,
+    is_halted: bool,
+    /// Deadline of its lease.
+    stopped_until: Option<Instant>,
+    /// Start of its present run.
+    runs_since: Option<Instant>,
+    /// Its runs.
+    runs: Vec<(Instant, Instant)>,
+    orders: u64,
+}
+
+impl FakeVcpu {
+    /// Ends the lease that has run out, and a run that has ended.
+    fn settle(&mut self, now: Instant) {
+        if let Some(until) = self.stopped_until.take_if(|until| *until <= now) {
+            self.runs_since = Some(until);
+        }
+        if self.is_halted || self.stopped_until.is_some() {
+            self.runs.extend(self.runs_since.take().map(|since| (since, now)));
+        }
+    }
+
+    fn ran(&self, now: Instant) -> Duration {
+        let runs = self.runs.iter().map(|(from, to)| *to - *from);
+        runs.sum::<Duration>() + self.runs_since.map_or(Duration::ZERO, |since| now - since)
+    }
+}
+
+impl Fake {
+    fn new(vcpus: u8) -> Arc<Self> {
+        let spinning = |_| FakeVcpu {
+            runs_since: Some(Instant::now()),
+            ..FakeVcpu::default()
+        };
+        Arc::new(Self {
+            vcpus: Mutex::new((0..vcpus).map(spinning).collect()),
+        })
+    }
+
+    fn with<T>(&self, vcpu: u16, change: impl FnOnce(&mut FakeVcpu, Instant) -> T) -> T {
+        let mut vcpus = self.vcpus.lock().ignore_poison();
+        let (vcpu, now) = (&mut vcpus[usize::from(vcpu)], Instant::now());
+        vcpu.settle(now);
+        change(vcpu, now)
+    }
+
+    fn halt(&self) {
+        for vcpu in 0..self.count() {
+            self.with(vcpu, |vcpu, now| {
+                vcpu.is_halted = true;
+                vcpu.settle(now);
+            });
+        }
+    }
+
+    fn wake(&self) {
+        for vcpu in 0..self.count() {
+            self.with(vcpu, |vcpu, now| {
+                vcpu.is_halted = false;
+                vcpu.runs_since = vcpu.stopped_until.is_none().then_some(now);
+            });
+        }
+    }
+
+    fn count(&self) -> u16 {
+        self.vcpus.lock().ignore_poison().len() as u16
+    }
+
+    /// Time for which its vCPUs ran since `from`, each.
+    fn ran(&self, from: Instant) -> Vec<Duration> {
+        let runs = (0..self.count()).map(|vcpu| self.runs(vcpu, from));
+        runs.map(|runs| runs.iter().map(|(from, to)| *to - *from).sum())
+            .collect()
+    }
+
+    /// The runs of a vCPU since `from`.
+    fn runs(&self, vcpu: u16, from: Instant) -> Vec<(Instant, Instant)> {
+        self.with(vcpu, |vcpu, now| {
+            let present = vcpu.runs_since.map(|since| (since, now));
+            let runs = vcpu.runs.iter().copied().chain(present);
+            let since = runs.map(|(begin, end)| (begin.max(from), end));
+            since.filter(|(begin, end)| begin < end).collect()
+        })
+    }
+
+    fn orders(&self) -> u64 {
+        (0..self.count())
+            .map(|vcpu| self.with(vcpu, |vcpu, _| vcpu.orders))
+            .sum()
+    }
+}
+
+impl VcpuThreads for Fake {
+    fn pin(&self, vcpu: u16, cpu: usize) -> io::Result<()> {
+        self.with(vcpu, |vcpu, _| vcpu.pinned_to = Some(cpu));
+        Ok(())
+    }
+
+    fn stop(&self, vcpu: u16) {
+        self.with(vcpu, |vcpu, now| {
+            vcpu.orders += 1;
+            vcpu.stopped_until = Some(now + Duration::from_millis(LEASE_MS.into()));
+            vcpu.settle(now);
+        });
+    }
+
+    fn go_on(&self, vcpu: u16) {
+        self.with(vcpu, |vcpu, now| {
+            vcpu.orders += 1;
+            if vcpu.stopped_until.take().is_some() && !vcpu.is_halted {
+                vcpu.runs_since = Some(now);
+            }
+        });
+    }
+
+    fn read(&self, vcpu: u16) -> Option<ThreadTimes> {
+        self.with(vcpu, |vcpu, now| {
+            Some(ThreadTimes {
+                is_ready: vcpu.runs_since.is_some(),
+                ready_ns: vcpu.ran(now).as_nanos() as u64,
+            })
+        })
+    }
+}
+
+/// Time that both lists of runs have in common.
+fn common(one: &[(Instant, Instant)], other: &[(Instant, Instant)]) -> Duration {
+    let pairs = one.iter().flat_map(|a| other.iter().map(move |b| (a, b)));
+    pairs
+        .map(|(a, b)| a.1.min(b.1).saturating_duration_since(a.0.max(b.0)))
+        .sum()
+}
+
+/// Two drivers, on CPUs of this host.
+fn drivers() -> VmTable {
+    let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    let mut cpus: Vec<usize> = (0..nix::sched::CpuSet::count())
+        .filter(|cpu| set.is_set(*cpu).unwrap())
+        .collect();
+    // On a host of one CPU both threads are on it.
+    cpus.push(cpus[0]);
+    cpus.truncate(2);
+    let topology = topology(&cpus, &HostNodes::default());
+    VmTable::start(Arc::new(Shared::new(cpus, topology, Tunables::default()))).unwrap()
+}
+
+/// Adds a VM that is driven from now on.
+fn add(table: &mut VmTable, vm: u32, settings: VmSettings) -> Arc<Fake> {
+    let fake = Fake::new(settings.vcpus);
+    let known = KnownVm {
+        handle: VmHandle::default(),
+        tries: None,
+        scheduled: None,
+    };
+    table.vms.insert(vm, known);
+    table.schedule(vm, settings, fake.clone());
+    assert!(table.vms[&vm].scheduled.is_some());
+    fake
+}
+
+fn vcpus_of(count: u8) -> VmSettings {
+    VmSettings {
+        vcpus: count,
+        ..VmSettings::default()
+    }
+}
+
+/// Time that drivers have to agree, and over which runs are compared.
+const SETTLING: Duration = Duration::from_millis(300);
+const MEASURED: Duration = Duration::from_millis(1_200);
+
+#[test]
+fn vms_that_spin_run_in_turns_with_both_vcpus_at_once() {
+    let mut table = drivers();
+    let vms = [1, 2].map(|vm| add(&mut table, vm, vcpus_of(2)));
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(MEASURED);
+    let runs = vms.each_ref().map(|vm| [0, 1].map(|vcpu| vm.runs(vcpu, from)));
+    let ran = vms.each_ref().map(|vm| vm.ran(from).iter().sum::<Duration>());
+    let total: Duration = ran.iter().sum();
+    for (ran, [first, second]) in ran.iter().zip(&runs) {
+        assert!(*ran * 10 > total * 3, "{ran:?} of {total:?}");
+        assert!(common(first, second) * 10 > *ran * 4, "{first:?} {second:?}");
+    }
+    let queues = table.queues();
+    let figures = |queue: &CpuQueue| (queue.load, queue.waiting, queue.moved_ordered);
+    assert_eq!(queues.iter().map(figures).collect::<Vec<_>>(), [(2, 1, 0); 2]);
+    assert_eq!(queues[0].cpu, table.shared.host_cpus[0]);
+    // CPUs are in use, and by one of them.
+    assert!(total > MEASURED * 3 / 2, "{total:?}");
+    let cpu_of = |vm: &Fake, vcpu| vm.with(vcpu, |vcpu, _| vcpu.pinned_to).unwrap();
+    for vcpu in 0..2_u16 {
+        let rival = u16::from(cpu_of(&vms[0], vcpu) != cpu_of(&vms[1], vcpu)) ^ vcpu;
+        let both = common(&runs[0][usize::from(vcpu)], &runs[1][usize::from(rival)]);
+        assert!(both * 10 < MEASURED, "{both:?}");
+    }
+    table.end();
+}
+
+#[test]
+fn halted_vm_leaves_the_cpus_to_the_other_and_gets_its_part_when_it_wakes() {
+    let mut table = drivers();
+    let vms = [1, 2].map(|vm| add(&mut table, vm, vcpus_of(2)));
+    vms[0].halt();
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(SETTLING);
+    let alone: Duration = vms[1].ran(from).iter().sum();
+    assert!(alone > from.elapsed() * 17 / 10, "{alone:?}");
+    vms[0].wake();
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(MEASURED);
+    let woken: Duration = vms[0].ran(from).iter().sum();
+    assert!(woken > MEASURED / 2 && woken < MEASURED * 3 / 2, "{woken:?}");
+    table.end();
+}
+
+#[test]
+fn vm_of_a_greater_weight_runs_longer_and_one_at_its_cap_stands_still() {
+    let mut table = drivers();
+    let heavy = VmSettings {
+        weight: Some(300),
+        ..vcpus_of(2)
+    };
+    let vms = [add(&mut table, 1, heavy), add(&mut table, 2, vcpus_of(2))];
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(2 * MEASURED);
+    let [heavy, light] = vms.map(|vm| vm.ran(from).iter().sum::<Duration>());
+    assert!(heavy > light * 2 && heavy < light * 5, "{heavy:?} {light:?}");
+    table.remove(1);
+    table.remove(2);
+    let capped = VmSettings {
+        limit: Some(0.5),
+        ..vcpus_of(2)
+    };
+    // Without a rival.
+    let capped = add(&mut table, 3, capped);
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(MEASURED);
+    let ran: Duration = capped.ran(from).iter().sum();
+    assert!(ran > MEASURED * 3 / 10 && ran < MEASURED * 8 / 10, "{ran:?}");
+    table.end();
+}
+
+#[test]
+fn vcpus_without_a_rival_get_no_orders_and_those_of_a_vm_that_is_gone_neither() {
+    let mut table = drivers();
+    let alone = add(&mut table, 1, vcpus_of(2));
+    std::thread::sleep(SETTLING);
+    assert_eq!(alone.orders(), 2, "to go on, once each");
+    let pinned: Vec<_> = (0..2)
+        .map(|vcpu| alone.with(vcpu, |vcpu, _| vcpu.pinned_to))
+        .collect();
+    assert!(pinned.iter().all(Option::is_some), "{pinned:?}");
+    let rival = add(&mut table, 2, vcpus_of(2));
+    std::thread::sleep(SETTLING);
+    assert!(rival.orders() > 2 && alone.orders() > 2);
+    table.remove(2);
+    std::thread::sleep(SETTLING);
+    let (orders, from) = ([alone.orders(), rival.orders()], Instant::now());
+    std::thread::sleep(SETTLING);
+    assert_eq!([alone.orders(), rival.orders()], orders);
+    // Its leases have run out, and the other one runs all the time.
+    let all = from.elapsed() * 19 / 10;
+    for vm in [&alone, &rival] {
+        assert!(vm.ran(from).iter().sum::<Duration>() > all);
+    }
+    table.end();
+}
+
+#[test]
+fn thread_of_a_cpu_without_competition_sleeps_for_half_a_second() {
+    let shared = Arc::new(Shared::new(
+        vec![0, 0],
+        Topology::regular(1, 1, 2),
+        Tunables::default(),
+    ));
+    let (sender, _inputs) = mpsc::channel();
+    let peers = vec![sender.clone(), sender];
+    let mut thread = CpuThread::new(CpuId(0), Arc::clone(&shared), peers);
+    let mut add = |vm: u16| {
+        let facts = VmFacts {
+            terms: vcpus_of(1).terms(),
+            cpus: vcpus_of(1).cpus(&shared.host_cpus),
+            entries: [Published::default()].into_iter().collect(),
+            threads: Fake::new(1),
+        };
+        thread.take(Input::Vm(VmId(vm), Some(Arc::new(facts))));
+        let vcpu = policy::cpu::VcpuId {
+            vm: VmId(vm),
+            index: 0,
+        };
+        let is_awake = true;
+        thread.take(Input::Event(Event::Add { vcpu, is_awake }));
+        thread.look();
+        thread.apply_gate();
+        let sleeps = thread.wake_at().saturating_sub(shared.now());
+        (Duration::from_nanos(sleeps), thread.runs(1))
+    };
+    let (sleeps, runs) = add(1);
+    assert!(runs && sleeps > Duration::from_millis(400), "{sleeps:?}");
+    let (sleeps, _) = add(2);
+    assert!(sleeps <= Duration::from_millis(10), "{sleeps:?}");
+}
