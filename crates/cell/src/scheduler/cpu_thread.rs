@@ -94,6 +94,8 @@ pub(super) struct CpuThread {
     /// Time of the next look at the threads of vCPUs.
     look_at: Option<Nanos>,
     is_online: bool,
+    /// Time of the next check whether the CPU is there.
+    check_at: Nanos,
     /// Whether this CPU had several busy vCPUs after the last event.
     was_contended: bool,
     counts: Counts,
@@ -116,6 +118,7 @@ impl CpuThread {
             timer: None,
             look_at: None,
             is_online: true,
+            check_at: 0,
             was_contended: false,
             counts: Counts::default(),
             effects: Vec::new(),
@@ -126,20 +129,16 @@ impl CpuThread {
     /// Takes events until the end.
     pub(super) fn run(mut self, inputs: &Receiver<Input>) {
         shorten_slice();
-        self.stay_on_cpu();
         self.handle(Event::Timer);
+        self.check_cpu();
         loop {
             let until = self.wake_at().saturating_sub(self.shared.now());
             match inputs.recv_timeout(Duration::from_nanos(until)) {
                 Ok(Input::End) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(input) => self.take(input),
-                Err(RecvTimeoutError::Timeout) => {
-                    if !self.is_contended() {
-                        self.stay_on_cpu();
-                    }
-                    self.handle(Event::Timer);
-                }
+                Err(RecvTimeoutError::Timeout) => self.handle(Event::Timer),
             }
+            self.check_cpu();
             self.look();
             self.apply_gate();
             self.publish_counts();
@@ -368,8 +367,14 @@ impl CpuThread {
         })
     }
 
-    /// Keeps this thread on its CPU. If that is gone, the driver sends its vCPUs to others, until it is back.
-    fn stay_on_cpu(&mut self) {
+    /// Keeps this thread on its CPU, which it checks twice a second. If the CPU is gone, the driver sends its
+    /// vCPUs to others, until it is back.
+    fn check_cpu(&mut self) {
+        let now = self.shared.now();
+        if now < self.check_at {
+            return;
+        }
+        self.check_at = now + IDLE_INTERVAL;
         let cpu = self.shared.host_cpus[self.cpu.index()];
         let stays = on_cpu(cpu).is_ok();
         if stays != self.is_online {

@@ -152,11 +152,8 @@ fn doubled(sets: &[CpuSet], loads: &[u32]) -> Vec<CpuId> {
 /// # Errors
 /// If all are in use.
 pub(super) fn next_number(last: VmId, is_used: impl Fn(VmId) -> bool) -> Result<VmId, Unplaced> {
-    let candidates = (1..=u16::MAX).map(|step| VmId(last.0.wrapping_add(step)));
-    candidates
-        .into_iter()
-        .find(|vm| !is_used(*vm))
-        .ok_or(Unplaced::NoNumber)
+    let mut candidates = (1..=u16::MAX).map(|step| VmId(last.0.wrapping_add(step)));
+    candidates.find(|vm| !is_used(*vm)).ok_or(Unplaced::NoNumber)
 }
 
 /// vCPUs of a VM by number.

@@ -1,7 +1,8 @@
+use registry::cluster::interface;
 use registry::vms::Record;
 use serde_json::{Value, json};
 
-use super::sources::vcpus_of_vm;
+use super::sources::{queue, vcpus_of_vm};
 use super::*;
 
 /// A vCPU whose counters are `ran`, `waited` and `halted` milliseconds and `halts`, read at `at_ms`.
@@ -314,4 +315,31 @@ fn reason_from_another_process_is_one_bounded_line() {
     let unknown = Unknown::new("cell 1", &format!("a\n\x1b[2Jb{}", "x".repeat(10_000)));
     assert!(unknown.why.starts_with("a  [2Jb"), "{}", unknown.why);
     assert_eq!(unknown.why.chars().count(), 200);
+}
+
+#[test]
+fn run_queue_that_a_cell_reports_is_in_the_reading() {
+    let reported = interface::CpuQueue {
+        cpu: 3,
+        gang: Some("web".to_owned()),
+        waiting: 2,
+        load: 3,
+        moved_idle: 4,
+        moved_periodic: 5,
+        moved_ordered: 6,
+        refused: 7,
+    };
+    let moves = QueueMoves {
+        idle: Some(4),
+        periodic: Some(5),
+        ordered: Some(6),
+    };
+    let expected = CpuQueue {
+        gang: Some("web".to_owned()),
+        waiting: Some(2),
+        load_milli: Some(3_000),
+        moves: Some(moves),
+        refused: Some(7),
+    };
+    assert_eq!(queue(&reported), expected);
 }

@@ -395,4 +395,25 @@ mod tests {
             assert_eq!(serde_json::from_str::<CellResponse>(&line).unwrap(), answer);
         }
     }
+    #[test]
+    fn run_queues_are_left_out_where_linux_schedules_and_may_lack_figures() {
+        let answer = |queues| CellResponse::Vcpus {
+            vcpus: Vec::new(),
+            missing: Vec::new(),
+            queues,
+        };
+        let line = serde_json::to_string(&answer(Vec::new())).unwrap();
+        assert!(!line.contains("queues"), "{line}");
+        // As a cell of the release before sends it.
+        assert_eq!(
+            serde_json::from_str::<CellResponse>(&line).unwrap(),
+            answer(Vec::new())
+        );
+        let queue: CpuQueue = serde_json::from_str("{\"cpu\":3}").unwrap();
+        let line = serde_json::to_string(&answer(vec![queue.clone()])).unwrap();
+        assert_eq!(
+            serde_json::from_str::<CellResponse>(&line).unwrap(),
+            answer(vec![queue])
+        );
+    }
 }
