@@ -202,7 +202,8 @@ fn vms_that_spin_run_in_turns_with_both_vcpus_at_once() {
     let total: Duration = ran.iter().sum();
     for (ran, [first, second]) in ran.iter().zip(&runs) {
         assert!(*ran * 10 > total * 3, "{ran:?} of {total:?}");
-        assert!(common(first, second) * 10 > *ran * 4, "{first:?} {second:?}");
+        // Half of it by a gang, a quarter by independent CPUs. The threads may wait for a busy host.
+        assert!(common(first, second) * 20 > *ran * 7, "{first:?} {second:?}");
     }
     let queues = table.queues();
     let figures = |queue: &CpuQueue| (queue.load, queue.waiting, queue.moved_ordered);
