@@ -14,7 +14,7 @@ use registry::cluster::interface::{self, Vcpu};
 
 use crate::affinity::VcpuThread;
 
-/// Time limit for a shard to pass files, and after which it is asked for no further ones. The figures are
+/// Time limit for a shard to pass files, after which it gets no further request for some. The figures are
 /// absent if it is busy for longer.
 pub(crate) const STATISTICS_LIMIT: Duration = Duration::from_secs(2);
 

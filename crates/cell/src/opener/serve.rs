@@ -109,8 +109,8 @@ fn open(request: Request) -> (Answer, Vec<File>) {
     }
 }
 
-/// Opens the files of a disk, with room for the whole of one that is to be allocated: the room is the owner's,
-/// within the owner's quota. An error is one line.
+/// Opens the files of a disk, with room for the whole of one that is to be allocated. The room counts in the
+/// owner's quota. An error is one line.
 fn open_disk(disk: NamedDisk, below: Below) -> Result<OpenDisk, String> {
     let allocate = disk.allocate;
     let request = disk.request(below);
