@@ -5,6 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
+use nix::sys::signal::{SigHandler, Signal, signal};
+
 use super::super::{exec, serve};
 use super::*;
 use crate::client::{self, ClientError};
@@ -180,6 +182,9 @@ fn client_that_attaches_takes_the_place_of_one_that_is_still_connected() {
 fn program_without_a_client_for_too_long_is_ended_and_its_id_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let hung_up = folder.path().join("hung-up");
+    // Tests that run under `nohup` ignore the signal, and a shell can't catch what it was told to ignore.
+    // SAFETY: sets the default action, which runs no code of this program.
+    unsafe { signal(Signal::SIGHUP, SigHandler::SigDfl) }.unwrap();
     // A shell reports the end of its child, and would end itself where nobody reads that.
     let script = format!(
         "exec 2>/dev/null; trap ': > {}; exit' HUP; echo on; while :; do sleep 0.01; done",
