@@ -152,7 +152,7 @@ fn borrowing_begins_by_itself_unless_the_file_turns_it_off() {
 #[test]
 fn errors_in_scheduling_have_their_place() {
     for (keys, message, place) in [
-        ("cpus = \"gang\"", "unknown variant `gang`", "\"gang\""),
+        ("cpus = \"gang\"", "unknown value `gang`", "\"gang\""),
         ("slice = 1", "unknown key `slice`", "slice"),
         (
             "cpus = \"gangs\"\ntunables = { slice = 1 }",
