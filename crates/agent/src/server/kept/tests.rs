@@ -182,7 +182,8 @@ fn client_that_attaches_takes_the_place_of_one_that_is_still_connected() {
 fn program_without_a_client_for_too_long_is_ended_and_its_id_is_free() {
     let folder = tempfile::tempdir().unwrap();
     let hung_up = folder.path().join("hung-up");
-    // Tests that run under `nohup` ignore the signal, and a shell can't catch a signal that was ignored at its start.
+    // Tests that run under `nohup` ignore the signal, and a shell can't catch a signal that was ignored at
+    // its start.
     // SAFETY: sets the default action, which runs no code of this program.
     unsafe { signal(Signal::SIGHUP, SigHandler::SigDfl) }.unwrap();
     // A shell reports the end of its child, and would end itself where nobody reads that.
