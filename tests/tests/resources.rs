@@ -151,8 +151,11 @@ impl Cells {
     /// The guard of a cell, and the cell's process.
     #[track_caller]
     fn processes(&self, number: usize) -> [u32; 2] {
-        let pid = as_pid(&self.status()[number]["pid"]).expect("a process");
-        [host::parent(pid), pid]
+        // The guard replaces a process that stood still for long, a moment after it goes on.
+        wait::until("the cell's process", SOON, || {
+            let pid = as_pid(&self.status()[number]["pid"])?;
+            host::is_running(pid).then(|| [host::parent(pid), pid])
+        })
     }
 
     /// Waits until both cells run, and cell 1 has these VMs, none of which a monitor serves.
