@@ -275,7 +275,8 @@ pub(super) fn loans(loans: &[LentMemory], word: &str) -> String {
 }
 
 fn vcpu(vcpu: &VcpuUse) -> Row {
-    let cell = Entry::count(vcpu.cell);
+    let read = &vcpu.reading;
+    let cell = Entry::count(read.cell);
     let cell = match vcpu.moved_from {
         Some(from) => Entry {
             text: format!("{from}>{}", cell.text),
@@ -283,17 +284,17 @@ fn vcpu(vcpu: &VcpuUse) -> Row {
         },
         None => cell,
     };
-    let mark = if vcpu.is_pinned { "*" } else { "" };
-    let cpus = vcpu
+    let mark = if read.is_pinned { "*" } else { "" };
+    let cpus = read
         .cpus
         .as_deref()
         .map(|cpus| format!("{}{mark}", cpulist::write(cpus)));
     Row {
         entries: vec![
-            Entry::text(&vcpu.vm),
-            Entry::count(Some(vcpu.vcpu)),
+            Entry::text(&read.vm),
+            Entry::count(Some(read.vcpu)),
             cell,
-            Entry::count(vcpu.last_cpu.map(|cpu| cpu as u64)),
+            Entry::count(read.last_cpu.map(|cpu| cpu as u64)),
             Entry::text(cpus.unwrap_or_default()),
             Entry::share(vcpu.run_milli),
             Entry::share(vcpu.wait_milli),
@@ -303,41 +304,42 @@ fn vcpu(vcpu: &VcpuUse) -> Row {
             Entry::count(vcpu.exits_per_s),
             Entry::count(vcpu.migrated),
         ],
-        subject: format!("{}/{}", vcpu.vm, vcpu.vcpu),
-        id: RowId::Vcpu(vcpu.vm.clone(), vcpu.vcpu),
+        subject: format!("{}/{}", read.vm, read.vcpu),
+        id: RowId::Vcpu(read.vm.clone(), read.vcpu),
     }
 }
 
 fn vm(vm: &VmUse) -> Row {
-    let cell = match &vm.span[..] {
-        [] => Entry::count(vm.cell.or(vm.host_cell)),
+    let read = &vm.reading;
+    let cell = match &read.span[..] {
+        [] => Entry::count(read.cell.or(read.host_cell)),
         cells => Entry {
             text: numbers(cells),
-            ..Entry::count(vm.cell)
+            ..Entry::count(read.cell)
         },
     };
     // Thousandths of a CPU, for the order.
-    let limit = vm.cpu_limit.map(|limit| (limit * 1000.0) as u64);
+    let limit = read.cpu_limit.map(|limit| (limit * 1000.0) as u64);
     Row {
         entries: vec![
-            Entry::text(&vm.vm),
-            Entry::text(vm.state.word()),
+            Entry::text(&read.vm),
+            Entry::text(read.state.word()),
             cell,
-            Entry::count(Some(vm.vcpus)),
+            Entry::count(Some(read.vcpus)),
             Entry::share(vm.run_milli),
             Entry::share(vm.wait_milli),
             Entry::share(vm.spin_milli),
             Entry::share(vm.halt_milli),
             Entry::count(vm.migrated),
-            Entry::number(limit, |_| vm.cpu_limit.unwrap_or_default().to_string()),
-            Entry::count(vm.cpu_weight),
-            Entry::bytes(Some(vm.memory_bytes)),
-            Entry::bytes(vm.host_bytes),
-            Entry::bytes(vm.swapped_bytes),
-            Entry::text(loans(&vm.borrowed, "of")),
+            Entry::number(limit, |_| read.cpu_limit.unwrap_or_default().to_string()),
+            Entry::count(read.cpu_weight),
+            Entry::bytes(Some(read.memory_bytes)),
+            Entry::bytes(read.host_bytes),
+            Entry::bytes(read.swapped_bytes),
+            Entry::text(loans(&read.borrowed, "of")),
         ],
-        subject: vm.vm.clone(),
-        id: RowId::Vm(vm.vm.clone()),
+        subject: read.vm.clone(),
+        id: RowId::Vm(read.vm.clone()),
     }
 }
 
