@@ -26,7 +26,7 @@ use shard_api::launch::{Answer, MoveReport, Order};
 
 pub(crate) use self::gate::{VmChange, VmObserver};
 pub(crate) use self::pins::ShardHost;
-pub(crate) use self::state::Helper;
+pub(crate) use self::state::CardPidfd;
 use self::state::State;
 use crate::console::Console;
 use crate::frozen::Freezable;

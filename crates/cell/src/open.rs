@@ -25,7 +25,7 @@ use diskstore::image::Image;
 use nix::unistd::{Whence, lseek};
 use registry::monitor::NameRules;
 use shard_api::launch::{LaunchSpec, VsockLaunch};
-use subnet::helper::HelperProcess;
+use subnet::card_process::CardProcess;
 use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
 
@@ -282,9 +282,9 @@ impl VmResources {
     }
 
     /// The processes that serve this VM beside the shard.
-    pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
+    pub fn card_processes(&self) -> impl Iterator<Item = &CardProcess> {
         let children = self.passt.iter().filter_map(|card| card.child.as_ref());
-        children.flat_map(PasstChild::helpers)
+        children.flat_map(PasstChild::processes)
     }
 
     /// Number of frames that the guest's cards were not allowed to send, for each card.

@@ -218,7 +218,7 @@ fn taken_over(about: Record, adopted: &Adopted, keeper: &Keeper, opened: &VmReso
         state: runs.map_or(State::Starting, |_| State::Running),
         shard_pid: runs,
         keeper_pid: Some(keeper.pid()),
-        card_pids: opened.helpers().map(subnet::HelperProcess::id).collect(),
+        card_pids: opened.card_processes().map(subnet::CardProcess::id).collect(),
         ..about
     }
 }

@@ -14,7 +14,7 @@ use keeper::spawn::Namespaces;
 use registry::vms::Record;
 use shard_api::launch::{DiskLaunch, Ending, Fd, HomeMemory, Launch, Report};
 use shard_api::ports;
-use subnet::HelperProcess;
+use subnet::CardProcess;
 
 use super::full_disks::FullDisks;
 use super::keeper::start_keeper;
@@ -378,7 +378,7 @@ impl RunningBoot<'_> {
                     .note(&format!("its keeper still has the former state: {error}"));
             }
         }
-        let cards: Vec<u32> = self.opened.helpers().map(HelperProcess::id).collect();
+        let cards: Vec<u32> = self.opened.card_processes().map(CardProcess::id).collect();
         let prepared = &self.prepared;
         progress(Progress::Booted(Booted {
             pid: self.home.pid,

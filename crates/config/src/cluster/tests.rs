@@ -131,7 +131,12 @@ fn errors_in_tables_of_settings_have_their_place() {
             "a floor of 4M below the low water of 8M",
             "\"4M\"",
         ),
-        ("scheduling", "cpus = \"gang\"", "unknown value `gang`", "\"gang\""),
+        (
+            "scheduling",
+            "cpus = \"gang\"",
+            "unknown value `gang`",
+            "\"gang\"",
+        ),
         ("scheduling", "slice = 1", "unknown key `slice`", "slice"),
         (
             "scheduling",
