@@ -7,6 +7,8 @@ mod gate;
 mod memory;
 mod pause;
 mod pins;
+#[cfg(test)]
+mod shard_threads;
 mod state;
 mod status;
 #[cfg(test)]
