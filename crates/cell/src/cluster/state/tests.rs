@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use policy::memory::borrowing::Limits;
-use registry::cluster::interface::Status;
+use registry::cluster::interface::{LentMemory, Status};
 
 use super::*;
 
