@@ -35,12 +35,12 @@ pub enum Request {
     ExecKept {
         /// Id by which another connection attaches to it; the client chooses it.
         id: String,
-        /// The program.
+        /// Program, environment and terminal, as of [`Request::Exec`].
         program: ExecRequest,
     },
     /// Goes on with a kept program, in place of the connection that it has or had.
     Attach {
-        /// Its id.
+        /// Id that the client of [`Request::ExecKept`] chose.
         id: String,
     },
     /// Receives a file from the client (`cp host → guest`).

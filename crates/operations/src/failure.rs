@@ -40,7 +40,7 @@ impl Failure {
         Self::new(Kind::Host, error.to_string())
     }
 
-    /// Adds help.
+    /// Adds a line that says what the user can do.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {
         Self {

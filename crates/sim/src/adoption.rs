@@ -268,7 +268,7 @@ impl World {
         self.trace.begin();
     }
 
-    /// The time.
+    /// Virtual time, nanoseconds since the start.
     pub fn now(&self) -> Time {
         self.now
     }

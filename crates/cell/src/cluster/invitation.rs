@@ -148,7 +148,7 @@ pub enum JoinAnswer {
 /// The reason why a host is not admitted, in words for the person at that host.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum AdmitError {
-    /// Another secret.
+    /// A secret that is not the last token's.
     #[error("the token is not the one that was made here last; make a new one")]
     Secret,
     /// A token that a host has used.

@@ -69,7 +69,7 @@ pub struct Membership {
     lease: Lease,
     lease_seconds: u64,
     look: Duration,
-    /// This cell.
+    /// Number and incarnation of this cell.
     pub me: CellId,
     /// The other live cells.
     pub members: Members,

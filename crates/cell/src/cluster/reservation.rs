@@ -112,7 +112,7 @@ pub enum ReservationError {
         what: &'static str,
         /// The cell.
         cell: u16,
-        /// Why not.
+        /// Error of the connection to it.
         source: io::Error,
     },
 }
@@ -450,7 +450,7 @@ impl Reservation {
         &self.place
     }
 
-    /// The cell.
+    /// Number of the cell that has reserved the place.
     pub fn cell(&self) -> u16 {
         self.place.plan.number
     }

@@ -32,7 +32,7 @@ pub(super) enum GateOrder {
     Pin,
     /// Stop for [`LEASE_MS`] from now.
     Stop,
-    /// Go on.
+    /// End a stop before its time.
     Continue,
 }
 

@@ -13,11 +13,11 @@ use super::{CpuId, VcpuId, VmId};
 /// Part of the machine that a rule speaks of.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Scope {
-    /// One CPU.
+    /// Each CPU by itself.
     Cpu,
-    /// One NUMA node.
+    /// All CPUs of a NUMA node together.
     Node,
-    /// One cell.
+    /// All CPUs of a cell together.
     Cell,
 }
 
@@ -46,11 +46,11 @@ impl fmt::Display for Scope {
 pub enum Rule {
     /// One vCPU of a VM, or all, run on these CPUs only.
     Within {
-        /// The VM.
+        /// VM whose vCPUs the rule confines.
         vm: VmId,
         /// The vCPU; all when none.
         index: Option<u16>,
-        /// The CPUs.
+        /// CPUs of the machine that the vCPUs may use.
         cpus: CpuSet,
     },
     /// Two VMs run in one node, or in one cell.
@@ -80,9 +80,9 @@ pub enum Contradiction {
     NoCpu(VcpuId),
     /// Some vCPUs of a VM have fewer CPUs than they are, so two of them would share one.
     TooFewCpus {
-        /// The VM.
+        /// VM to which the rules apply.
         vm: VmId,
-        /// The vCPUs.
+        /// Numbers of the vCPUs that share too few CPUs.
         vcpus: Vec<u16>,
         /// Number of the CPUs that they may use.
         cpus: usize,
@@ -98,7 +98,7 @@ pub enum Contradiction {
     },
     /// VMs that shall be together have no node or cell in which each has CPUs.
     NoCommonPlace {
-        /// The VMs.
+        /// VMs that shall be together, directly or by way of others.
         vms: Vec<VmId>,
         /// Node or cell.
         scope: Scope,
@@ -109,7 +109,7 @@ pub enum Contradiction {
         one: VmId,
         /// The other.
         other: VmId,
-        /// The scope.
+        /// Scope of the rule that keeps them apart.
         scope: Scope,
     },
 }

@@ -3,12 +3,12 @@
 use super::{CpuId, Nanos};
 use crate::cpu::tunables::Tunables;
 
-/// Place of a CPU.
+/// Cell and NUMA node of a CPU.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CpuPlace {
-    /// Its cell.
+    /// Number of the cell.
     pub cell: u16,
-    /// Its NUMA node.
+    /// Number of the NUMA node in the host.
     pub node: u16,
 }
 

@@ -57,9 +57,9 @@ pub struct Move {
     pub to: CpuId,
 }
 
-/// The machine.
+/// Machine, VMs and future events.
 pub struct World {
-    /// Virtual time.
+    /// Virtual time, nanoseconds since the start.
     pub now: Time,
     topology: Arc<Topology>,
     tunables: Tunables,

@@ -14,13 +14,9 @@ const NONE: &str = "-";
 /// Kind of a table's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// vCPUs.
     Vcpus,
-    /// VMs.
     Vms,
-    /// CPUs of the host.
     Cpus,
-    /// Cells.
     Cells,
 }
 
@@ -59,16 +55,15 @@ impl Kind {
     }
 }
 
-/// A column.
+/// Title, width and order of a table's column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Column {
-    /// The title.
     pub(super) title: &'static str,
     /// Whether its entries begin at the left.
     pub(super) is_left: bool,
     /// Whether sorting by it begins with the greatest.
     pub(super) is_descending: bool,
-    /// Smallest width.
+    /// Smallest width, in characters.
     width: usize,
 }
 
@@ -167,13 +162,13 @@ const CELLS: &[Column] = &[
 /// The thing that a row is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RowId {
-    /// A vCPU of a VM.
+    /// A vCPU, by its VM's name and its number.
     Vcpu(String, u8),
-    /// A VM.
+    /// A VM, by its name.
     Vm(String),
-    /// A CPU of the host.
+    /// A CPU of the host, by its number.
     Cpu(usize),
-    /// A cell.
+    /// A cell, by its number.
     Cell(u16),
 }
 
@@ -188,7 +183,6 @@ enum Rank {
 /// Text of a row in a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The text.
     pub(super) text: String,
     rank: Rank,
 }

@@ -68,13 +68,13 @@ impl Given {
     }
 }
 
-/// See the module.
+/// Published state as one driver sees it: its own state and its messages are newer than what is published.
 pub struct Seen<'a, V> {
-    /// Published state.
+    /// Published state of the machine, up to three ticks old.
     pub view: &'a V,
     /// CPU of the driver.
     pub cpu: CpuId,
-    /// Its queue.
+    /// The driver's own queue, which is newer than its published slots.
     pub queue: &'a RunQueue,
     /// Its present word.
     pub word: Word,

@@ -1,4 +1,4 @@
-//! Single scenarios.
+//! Multicasts that one scenario each describes, from the first packet to the last.
 
 use super::super::{Effect, Hop, LATE_TICKS, Packet};
 use super::world::World;

@@ -39,7 +39,7 @@ pub struct Vcpu {
 pub struct Vm {
     /// Program of every vCPU.
     pub program: Program,
-    /// By number.
+    /// vCPUs by their number.
     pub vcpus: Vec<Vcpu>,
     pub(super) round: u64,
     pub(super) arrived: u16,
