@@ -15,7 +15,7 @@
 //! `Refused` may replace any frame of the server, and is its last frame.
 //!
 //! An agent in a guest may be older than its client, and refuses a request that it does not know: one of the
-//! release before knows neither exec-kept nor attach.
+//! release before has neither exec-kept nor attach.
 
 pub mod frame;
 

@@ -114,7 +114,7 @@ fn open(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = RawFd::try_from(Errno::result(fd)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

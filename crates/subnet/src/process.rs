@@ -389,7 +389,7 @@ fn receive_sockets(lists: &OwnedFd) -> io::Result<[OwnedFd; 3]> {
     let mut files = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = control {
-            // SAFETY: the kernel has just given us these descriptors; nothing else knows them.
+            // SAFETY: the kernel has just given us these descriptors; nothing else owns them.
             files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }

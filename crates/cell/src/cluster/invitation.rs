@@ -207,7 +207,7 @@ impl Invitation {
     /// since 1970.
     ///
     /// # Errors
-    /// With the reason, in words for the person at the other host. A caller with a wrong secret learns
+    /// With the reason, in words for the person at the other host. A caller with a wrong secret receives
     /// nothing else.
     pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), AdmitError> {
         self.recognize(request)?;

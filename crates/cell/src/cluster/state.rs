@@ -116,7 +116,7 @@ pub struct State {
     sent_on: VecDeque<(String, u16, VmShare)>,
     /// Cells of this host that have failed.
     failures: BTreeMap<u16, Failure>,
-    /// VMs that a process hands over; it may end its connection before the next one has another.
+    /// VMs that a process transfers; it may end its connection before the next one has another.
     handed: BTreeSet<String>,
     /// Number of messages received from each cell.
     words: BTreeMap<CellId, u64>,
@@ -375,7 +375,7 @@ impl State {
         }
     }
 
-    /// Hands a VM over from the process that serves it.
+    /// Transfers a VM from the process that serves it.
     fn adopt(&mut self, client: Client, name: String, again: bool) -> Action {
         if self.tenants.contains_key(&name) {
             self.handed.insert(name.clone());

@@ -223,7 +223,7 @@ impl State {
         }
     }
 
-    /// Takes an answer of the home, which may be in a guest's hands: an answer to no order is dropped.
+    /// Takes an answer of the home, which may be under a guest's control: an answer to no order is dropped.
     pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
         if self.asked == Some(to) {
             (self.asked, self.answer) = (None, Some(answer));

@@ -85,7 +85,8 @@ impl Accepted {
     }
 }
 
-/// Serves the VM that was left so, for its client and as `begin_serving` says, until it has ended.
+/// Serves the VM that was left so, for its client and with the settings of `begin_serving`, until it has
+/// ended.
 fn go_on(
     keeper: Keeper,
     record: AdoptionRecord,

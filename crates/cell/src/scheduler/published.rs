@@ -92,7 +92,7 @@ pub(super) struct VmFacts {
     pub(super) threads: Arc<dyn VcpuThreads>,
 }
 
-/// VMs that a driver knows.
+/// VMs of which a driver has records.
 pub(super) type Vms = BTreeMap<VmId, Arc<VmFacts>>;
 
 /// Slot of a queue in an integer; 0 is an empty one.
@@ -114,7 +114,7 @@ fn unpack_slot(slot: u64) -> Option<VcpuId> {
 pub(super) struct CellView<'a> {
     /// The CPUs of the cell.
     pub(super) cpus: &'a [CpuState],
-    /// The VMs that the driver knows.
+    /// The VMs of which the driver has records.
     pub(super) vms: &'a Vms,
 }
 
@@ -146,7 +146,7 @@ impl CellView<'_> {
         }
     }
 
-    /// Whether a CPU has more than one vCPU that is not idle, so that somebody competes for it.
+    /// Whether a CPU has more than one vCPU that is not idle, so that vCPUs compete for it.
     pub(super) fn is_contended(&self) -> bool {
         (0..self.cpus.len()).any(|cpu| self.word(CpuId(cpu as u16)).load > 1)
     }

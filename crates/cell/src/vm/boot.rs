@@ -445,7 +445,7 @@ pub(super) fn killed_for_memory(handle: &VmHandle) -> u64 {
     group.map_or(0, |group| group.killed_for_memory())
 }
 
-/// The names of the disks with these numbers. A shard in a guest's hands may report any number.
+/// The names of the disks with these numbers. A shard under a guest's control may report any number.
 fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
     let is_named = |number: &usize| numbers.iter().any(|named| usize::from(*named) == *number);
     let named = disks.iter().enumerate().filter(|(number, _)| is_named(number));

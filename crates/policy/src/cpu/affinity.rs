@@ -10,7 +10,7 @@ use super::set::CpuSet;
 use super::topology::Topology;
 use super::{CpuId, VcpuId, VmId};
 
-/// Part of the machine that a rule speaks of.
+/// Part of the machine to which a rule applies.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Scope {
     /// Each CPU by itself.

@@ -122,7 +122,7 @@ pub enum Change {
     Halt,
     /// It spins, by the processor's report of pause loops.
     Spin,
-    /// Its VM ended: the driver forgets it.
+    /// Its VM ended: the driver drops it.
     Remove,
 }
 

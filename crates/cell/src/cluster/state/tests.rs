@@ -465,7 +465,7 @@ fn one_name_of_three_owners_is_three_vms() {
     assert!(!why.contains("1001"), "{why}");
 }
 
-/// Gives up the VMs that were left, as when their time is over.
+/// Removes the VMs that were left, as when their time is over.
 fn give_up_left(state: &mut State) -> Vec<Action> {
     let left = state.left.clone();
     left.iter()

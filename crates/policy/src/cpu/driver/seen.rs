@@ -37,7 +37,7 @@ impl Heard {
             .unwrap_or(published)
     }
 
-    /// Forgets the words that are published by now.
+    /// Drops the words that are published by now.
     pub fn forget(&mut self, view: &impl View) {
         self.0.retain(|(cpu, word)| word.is_newer_than(&view.word(*cpu)));
     }
@@ -57,7 +57,7 @@ impl Given {
         self.0.push((vcpu, to));
     }
 
-    /// Forgets a vCPU that has come back.
+    /// Drops a vCPU that has come back.
     pub fn forget(&mut self, vcpu: VcpuId) {
         self.0.retain(|one| one.0 != vcpu);
     }
