@@ -145,7 +145,7 @@ pub struct WindowSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExitStatus {
-    /// Exit status.
+    /// Low eight bits of the program's exit status.
     Code(u8),
     /// Number of the signal that killed it.
     Signal(u8),

@@ -153,9 +153,9 @@ impl Locks {
 /// A VM whose files are to be opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OfVm<'a> {
-    /// Its spec.
+    /// Spec that names the files.
     pub spec: &'a VmSpec,
-    /// Its name.
+    /// Name of the VM, unique among its user's.
     pub name: &'a str,
     /// Its directory in the runtime directory.
     pub folder: &'a Path,

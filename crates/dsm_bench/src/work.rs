@@ -53,7 +53,7 @@ pub enum Job {
 /// Answer of a node to a job of node 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum JobResult {
-    /// The job is done.
+    /// The job has no result.
     Done,
     /// Times of the accesses.
     Touched {

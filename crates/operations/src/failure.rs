@@ -17,7 +17,7 @@ pub enum Kind {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{what}")]
 pub struct Failure {
-    /// Kind of the failure.
+    /// Kind, from which the API takes the HTTP status.
     pub kind: Kind,
     /// Cause, in one line.
     pub what: String,

@@ -69,7 +69,7 @@ pub enum Effect<K, V> {
     Tell(Message<K, V>),
     /// Reply to a cell's request.
     Reply {
-        /// The cell.
+        /// Cell that sent the request.
         to: CellId,
         /// The vote or the receipt.
         message: Message<K, V>,

@@ -66,9 +66,9 @@ pub enum Action {
     ReportAdopted(Client),
     /// Ends a VM that depends on a failed cell, in which it may have run.
     EndVm {
-        /// The VM.
+        /// Name of the VM.
         name: String,
-        /// The cell.
+        /// Number of the failed cell.
         failed: u16,
     },
     /// Gives a VM that was left up after a while, unless its next process has come ([`State::give_up`]).
@@ -79,7 +79,7 @@ pub enum Action {
     End,
 }
 
-/// A cell.
+/// Decisions and records of one cell's process.
 #[derive(Debug)]
 pub struct State {
     me: CellId,

@@ -105,7 +105,7 @@ pub enum PartAnswer {
         #[serde(default)]
         versions: Versions,
     },
-    /// The part is refused.
+    /// The host has no place for the part, or does not allow it.
     Refused {
         /// The reason, and the help.
         why: String,

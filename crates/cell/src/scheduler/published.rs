@@ -82,13 +82,11 @@ pub(super) type Entries = Arc<[Published<4>]>;
 /// Facts of a VM. The cell replaces them whole; drivers learn of it by a message.
 #[derive(Clone)]
 pub(super) struct VmFacts {
-    /// Its terms.
     pub(super) terms: Terms,
     /// CPUs on which each vCPU may run.
     pub(super) cpus: Vec<CpuSet>,
     /// The published entries of its vCPUs.
     pub(super) entries: Entries,
-    /// The threads of its vCPUs.
     pub(super) threads: Arc<dyn VcpuThreads>,
 }
 
@@ -112,7 +110,7 @@ fn unpack_slot(slot: u64) -> Option<VcpuId> {
 /// View of one driver, and the state that it publishes.
 #[derive(Clone, Copy)]
 pub(super) struct CellView<'a> {
-    /// The CPUs of the cell.
+    /// State that the drivers of the cell's CPUs publish.
     pub(super) cpus: &'a [CpuState],
     /// The VMs of which the driver has records.
     pub(super) vms: &'a Vms,

@@ -55,18 +55,18 @@ pub enum Rule {
     },
     /// Two VMs run in one node, or in one cell.
     Together {
-        /// One VM.
+        /// First VM of the pair; the order has no effect.
         one: VmId,
-        /// The other.
+        /// Second VM of the pair.
         other: VmId,
         /// Node or cell. A CPU counts as its node.
         scope: Scope,
     },
     /// Two VMs never have vCPUs in the same CPU, node or cell.
     Apart {
-        /// One VM.
+        /// First VM of the pair; the order has no effect.
         one: VmId,
-        /// The other.
+        /// Second VM of the pair.
         other: VmId,
         /// CPU, node or cell.
         scope: Scope,
@@ -89,9 +89,9 @@ pub enum Contradiction {
     },
     /// Two VMs shall be together and apart.
     TogetherAndApart {
-        /// One VM.
+        /// First VM of the rules.
         one: VmId,
-        /// The other.
+        /// Second VM of the rules.
         other: VmId,
         /// Scope of the rule that keeps them apart.
         scope: Scope,
@@ -105,9 +105,9 @@ pub enum Contradiction {
     },
     /// VMs that shall be apart may only run in the same node or cell, or the same CPUs.
     NoSeparatePlace {
-        /// One VM.
+        /// First VM of the rule.
         one: VmId,
-        /// The other.
+        /// Second VM of the rule.
         other: VmId,
         /// Scope of the rule that keeps them apart.
         scope: Scope,

@@ -64,7 +64,7 @@ impl Topology {
         self.neighbours.get(cpu.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// The kind of a move.
+    /// Kind of a move, by the cells and nodes of both CPUs.
     pub fn kind(&self, from: CpuId, to: CpuId) -> MoveKind {
         let (from, to) = (self.place(from), self.place(to));
         if from.cell != to.cell {

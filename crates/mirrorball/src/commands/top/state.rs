@@ -57,7 +57,7 @@ pub(super) enum Target {
 /// An order to a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Order {
-    /// Move a vCPU.
+    /// Moves a vCPU to another cell, or pins it.
     Move { vm: String, vcpu: u8, to: Target },
     /// Limit the CPUs of a VM.
     Cap {
