@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::Outcome;
 
-/// The pairs.
+/// Options of a command line: `--name value`, each at most once.
 pub struct Options {
     values: HashMap<String, String>,
     usage: &'static str,

@@ -26,7 +26,7 @@ pub enum Column {
 /// One of the compared things.
 #[derive(Debug)]
 pub struct Row {
-    /// Its name.
+    /// Name in the first column of the table.
     pub what: &'static str,
     /// A measure for each column; none where it makes no sense.
     pub measures: &'static [Option<Measure>],

@@ -1,4 +1,4 @@
-//! Single instructions.
+//! Instructions of the processor that Rust has no function for.
 
 use core::arch::asm;
 

@@ -76,7 +76,7 @@ impl Call {
         }
     }
 
-    /// Adds arguments.
+    /// Appends arguments to those that the command has.
     pub fn args<I: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = I>) -> Self {
         self.command.args(arguments);
         self
@@ -192,7 +192,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Its process.
+    /// Process id of the command.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -101,7 +101,7 @@ pub struct DiskWrites {
     left: u32,
 }
 
-/// One write.
+/// Write of a pattern's bytes to a disk.
 pub struct DiskWrite {
     /// Offset, a multiple of 512.
     pub offset: u64,

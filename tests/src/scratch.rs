@@ -37,7 +37,7 @@ impl Scratch {
         Self { path }
     }
 
-    /// The directory.
+    /// Path of the directory, which is removed when this is dropped.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -125,7 +125,7 @@ impl Terminal {
         )
     }
 
-    /// The process.
+    /// Process id of the program in the terminal.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

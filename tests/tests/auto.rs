@@ -56,7 +56,7 @@ impl Lab {
         self.scratch.join("runtime")
     }
 
-    /// A call of `mirrorball` that knows this lab only.
+    /// A call of `mirrorball` that finds this lab only.
     fn call<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Call {
         Call::new(binary())
             .args(arguments)

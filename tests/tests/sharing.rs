@@ -81,7 +81,7 @@ fn wait_shared(vm: &Vm, pages: u64) {
 const PROGRAM_BYTES: u64 = 768 << 10;
 
 /// Adds this program as the second disk. In a lab host it lies on the root, which is 9p: there `flock` is a
-/// POSIX lock of the whole file, which the look for other share groups must tell from a claim.
+/// POSIX lock of the whole file, which the look for other share groups must distinguish from a claim.
 fn with_program(file: VmFile, share: &str) -> VmFile {
     let program = std::env::current_exe().expect("a program");
     file.disk(

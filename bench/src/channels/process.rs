@@ -18,7 +18,7 @@ use crate::pinned::two_cpus;
 /// The word before a role.
 pub const ROLE: &str = "as";
 
-/// The process.
+/// Child process that has the other end of a channel.
 pub struct Other(Child);
 
 impl Other {

@@ -11,7 +11,7 @@ const FIFO_PRIORITY: i32 = 1;
 /// `kernel/sched/core.c`, `sched_prio_to_weight`).
 const WAITING_NICE: i32 = 19;
 
-/// A way.
+/// Way to have one of two threads on a CPU run, and the other wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// Both run as the kernel likes. The other ways are compared with this.

@@ -20,7 +20,7 @@ pub enum Way {
     Ring,
     /// Between hosts that share memory.
     Shared,
-    /// Between others.
+    /// Between hosts without shared memory.
     Tls,
 }
 

@@ -31,7 +31,7 @@ const LOANS: usize = 50;
 const LOAN_BYTES: u64 = 4 << 20;
 /// Silence after which a host counts as dead, where its death is measured.
 const SILENCE_MS: u64 = 200;
-/// The same where no host dies: this machine may stand still.
+/// The same where no host dies: this machine may stop for a while.
 const LONG_SILENCE_MS: u64 = 10_000;
 /// Number of tries of a sample. This machine may stop a host for longer than the allowed silence, so that it
 /// is taken for dead.

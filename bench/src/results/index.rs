@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::value::{Object, Value, field};
 
-/// The list.
+/// All results that have a page.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Index {

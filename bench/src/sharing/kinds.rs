@@ -12,7 +12,7 @@ pub const MEMORY_BYTES: u64 = 512 << 20;
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/reader";
 
-/// One way.
+/// Program and settings that run the guests of one measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Mirrorball with a virtio-blk disk and default settings.

@@ -128,12 +128,12 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
 
 /// A folder in memory for consoles. Removed when dropped.
 pub struct Runtime {
-    /// Its path.
+    /// Path of the folder, below `/dev/shm`.
     pub folder: PathBuf,
 }
 
 impl Runtime {
-    /// Makes it.
+    /// Creates a folder that has this process's id in its name.
     pub fn new() -> Outcome<Self> {
         let folder = PathBuf::from(format!("/dev/shm/bench-sharing-{}", std::process::id()));
         fs::create_dir(&folder)?;

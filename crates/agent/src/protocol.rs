@@ -15,7 +15,7 @@
 //! `Refused` may replace any frame of the server, and is its last frame.
 //!
 //! An agent in a guest may be older than its client, and refuses a request that it does not know: one of the
-//! release before knows neither exec-kept nor attach.
+//! release before has neither exec-kept nor attach.
 
 pub mod frame;
 
@@ -35,12 +35,12 @@ pub enum Request {
     ExecKept {
         /// Id by which another connection attaches to it; the client chooses it.
         id: String,
-        /// The program.
+        /// Program, environment and terminal, as of [`Request::Exec`].
         program: ExecRequest,
     },
     /// Goes on with a kept program, in place of the connection that it has or had.
     Attach {
-        /// Its id.
+        /// Id that the client of [`Request::ExecKept`] chose.
         id: String,
     },
     /// Receives a file from the client (`cp host → guest`).
@@ -145,7 +145,7 @@ pub struct WindowSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExitStatus {
-    /// Exit status.
+    /// Low eight bits of the program's exit status.
     Code(u8),
     /// Number of the signal that killed it.
     Signal(u8),

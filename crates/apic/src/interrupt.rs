@@ -85,7 +85,7 @@ impl Delivery {
 pub enum Shorthand {
     /// None: the interrupt's own destination applies.
     None,
-    /// The sender.
+    /// The vCPU that sends the interrupt.
     Own,
     /// All vCPUs, including the sender.
     All,

@@ -276,7 +276,7 @@ impl LocalApic {
         self.timer.counter_moved(ticks);
     }
 
-    /// The TPR.
+    /// Value of the task-priority register (TPR).
     pub fn task_priority(&self) -> u8 {
         self.task_priority
     }

@@ -7,6 +7,8 @@ mod gate;
 mod memory;
 mod pause;
 mod pins;
+#[cfg(test)]
+mod shard_threads;
 mod state;
 mod status;
 #[cfg(test)]
@@ -26,7 +28,7 @@ use shard_api::launch::{Answer, MoveReport, Order};
 
 pub(crate) use self::gate::{VmChange, VmObserver};
 pub(crate) use self::pins::ShardHost;
-pub(crate) use self::state::Helper;
+pub(crate) use self::state::CardPidfd;
 use self::state::State;
 use crate::console::Console;
 use crate::frozen::Freezable;

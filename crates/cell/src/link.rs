@@ -104,8 +104,8 @@ impl ShardLink {
     }
 }
 
-/// Reads reports until the shard is gone. The shard may be in a guest's hands: messages are bounded, files
-/// come with one kind of answer alone, and text is made printable.
+/// Reads reports until the shard is gone. The shard may be under a guest's control: messages are bounded,
+/// files come with one kind of answer alone, and text is made printable.
 pub struct Reports {
     socket: ControlSocket,
     assembly: Assembly,

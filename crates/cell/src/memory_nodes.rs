@@ -25,7 +25,7 @@ const NODES_MAX: usize = 1024;
 /// A node of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeMemory {
-    /// Size, bytes.
+    /// Size of a node's memory, bytes.
     total: u64,
     /// Bytes that are free, or that cached files can give up.
     available: u64,
@@ -205,7 +205,7 @@ pub enum NodesError {
         nodes: String,
         /// Pages that are free there.
         free: u64,
-        /// The first of the nodes.
+        /// The first of the nodes, for the path in the help.
         first: u32,
     },
     /// Too little memory.
@@ -218,7 +218,7 @@ pub enum NodesError {
         wanted: Size,
         /// Numbers of the named NUMA nodes, as text.
         nodes: String,
-        /// Their memory.
+        /// Sum of the memory of these nodes.
         there: Size,
     },
     /// A node of no cell that promised the memory.

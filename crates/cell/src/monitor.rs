@@ -5,7 +5,7 @@
 //! socket. When the lease ends without [`LeaseOrder::Detach`] (the client was killed, its terminal went
 //! away), the VMs end. The monitors of one command have the same lease.
 //!
-//! The monitor hands a VM in a cell over to the cell's process, which starts and serves it ([`hand_over`]).
+//! The monitor transfers a VM in a cell to the cell's process, which starts and serves it ([`hand_over`]).
 //! When a process that serves VMs dies, its VMs on one host run on. The cell's next process adopts those of a
 //! cell. The keeper of any other starts a successor ([`adopt`]), which hands the VM over to its cell as soon
 //! as there is one. No process takes the client's order to detach out of the lease's socket, so each

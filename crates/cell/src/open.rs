@@ -25,7 +25,7 @@ use diskstore::image::Image;
 use nix::unistd::{Whence, lseek};
 use registry::monitor::NameRules;
 use shard_api::launch::{LaunchSpec, VsockLaunch};
-use subnet::helper::HelperProcess;
+use subnet::card_process::CardProcess;
 use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
 
@@ -153,9 +153,9 @@ impl Locks {
 /// A VM whose files are to be opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OfVm<'a> {
-    /// Its spec.
+    /// Spec that names the files.
     pub spec: &'a VmSpec,
-    /// Its name.
+    /// Name of the VM, unique among its user's.
     pub name: &'a str,
     /// Its directory in the runtime directory.
     pub folder: &'a Path,
@@ -282,9 +282,9 @@ impl VmResources {
     }
 
     /// The processes that serve this VM beside the shard.
-    pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
+    pub fn card_processes(&self) -> impl Iterator<Item = &CardProcess> {
         let children = self.passt.iter().filter_map(|card| card.child.as_ref());
-        children.flat_map(PasstChild::helpers)
+        children.flat_map(PasstChild::processes)
     }
 
     /// Number of frames that the guest's cards were not allowed to send, for each card.

@@ -3,7 +3,7 @@
 //! The monitor of another user's VM is root's. It opens no name of that user by itself: root may open any
 //! file. It starts this program again as [`COMMAND`], which first takes the ids of the owner and gives up all
 //! capabilities. That process resolves the names beneath the allowed directories, locks the files, reads
-//! images' headers, and passes the descriptors. The monitor believes none of it: it checks the type and the
+//! images' headers, and passes the descriptors. The monitor trusts none of it: it checks the type and the
 //! access mode of each descriptor, and kills a process that does not answer in time.
 
 mod protocol;

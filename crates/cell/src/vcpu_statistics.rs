@@ -1,7 +1,8 @@
 //! KVM's statistics of vCPUs, from files that a shard passes.
 //!
-//! A shard may be in a guest's hands and pass any file. A file is read only if the kernel names it as KVM's
-//! statistics of that vCPU, which also means that reading it never blocks. No shard can change their content.
+//! A shard may be under a guest's control and pass any file. A file is read only if the kernel names it as
+//! KVM's statistics of that vCPU, which also means that reading it never blocks. No shard can change their
+//! content.
 
 use std::fs::{self, File};
 use std::io;
@@ -53,7 +54,7 @@ pub(crate) fn read_all(mut pass: impl FnMut(u8) -> Vec<File>) -> Vec<VcpuStatist
         let Ok(first) = u8::try_from(all.len()) else {
             return all;
         };
-        // A shard in a guest's hands may pass one file at a time, each just in time.
+        // A shard under a guest's control may pass one file at a time, each just in time.
         if begun.elapsed() >= STATISTICS_LIMIT {
             return all;
         }

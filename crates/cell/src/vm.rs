@@ -29,7 +29,7 @@ use crate::cluster::reservation::ReservationError;
 use crate::console::Console;
 use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::core_scheduling::CoreSchedulingError;
-use crate::handle::{Helper, VmHandle};
+use crate::handle::{CardPidfd, VmHandle};
 use crate::mapped_files::MappedFiles;
 use crate::memory_nodes::NodesError;
 use crate::open::{OpenError, VmResources};
@@ -228,10 +228,13 @@ pub fn run(
 
 /// Publishes the parts of the VM in its handle, before clients reach it.
 fn begin(handle: &VmHandle, opened: &VmResources, span: Option<&Span>) -> io::Result<()> {
-    let helpers = opened.helpers().map(Helper::of).collect::<io::Result<_>>()?;
+    let cards = opened
+        .card_processes()
+        .map(CardPidfd::of)
+        .collect::<io::Result<_>>()?;
     {
         let mut state = handle.state();
-        state.helpers = helpers;
+        state.cards = cards;
         state.filtered = opened.filtered();
         state.cells = span.map_or_else(Vec::new, Span::cells);
         state.has_remote_parts = span.is_some_and(Span::has_remote_parts);
@@ -260,14 +263,17 @@ fn every_boot(
     let mut reboots = Reboots::default();
     loop {
         // The processes of cards are new after each reboot.
-        let helpers = opened.helpers().map(Helper::of).collect::<io::Result<Vec<_>>>()?;
+        let cards = opened
+            .card_processes()
+            .map(CardPidfd::of)
+            .collect::<io::Result<Vec<_>>>()?;
         let group = {
             let mut state = handle.state();
-            state.helpers.clone_from(&helpers);
+            state.cards.clone_from(&cards);
             state.group.clone()
         };
         if let Some(group) = group {
-            helpers.iter().try_for_each(|helper| group.add(helper.pid()))?;
+            cards.iter().try_for_each(|card| group.add(card.pid()))?;
         }
         let (ending, ran) = match adopted.take() {
             Some(boot) => {

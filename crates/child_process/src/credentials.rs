@@ -34,7 +34,7 @@ pub enum CredentialsError {
     Kernel {
         /// The user's id.
         uid: u32,
-        /// The cause.
+        /// Error of the kernel.
         error: io::Error,
     },
     /// The process still has other rights.

@@ -241,7 +241,7 @@ impl Engine {
                     DiscardOutcome::Pending
                 };
             }
-            // A prefetch is pending. Its reply could not be told from that of the discard.
+            // A prefetch is pending. Its reply could not be distinguished from that of the discard.
             Stage::Prefetching | Stage::PrefetchingRead | Stage::PrefetchingWrite => {
                 return DiscardOutcome::InUse;
             }

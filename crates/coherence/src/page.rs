@@ -35,7 +35,7 @@ pub enum Right {
 /// Request of a node for a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Want {
-    /// A copy.
+    /// A copy, which other nodes may have too.
     Read,
     /// The only copy.
     Write,

@@ -1,4 +1,4 @@
-//! REST resources.
+//! Handlers of the REST resources under `/v1`.
 
 mod orders;
 mod starts;

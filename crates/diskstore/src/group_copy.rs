@@ -28,7 +28,7 @@ const COPY_MAX: Duration = Duration::from_secs(600);
 /// A group's copy of a file. The original stays locked while this lives, as by a VM that uses it privately.
 #[derive(Debug)]
 pub struct GroupCopy {
-    /// The copy.
+    /// Path of the copy.
     pub path: PathBuf,
     original: File,
     _lock: Lock,

@@ -126,7 +126,7 @@ impl EngineDriver {
         self.kernel(page, "map", result);
     }
 
-    /// Records that another node wants a page. Returns the index of its residency, if the page has one.
+    /// Records that another node requests a page. Returns the index of its residency, if the page has one.
     pub fn want(&mut self, page: u32) -> Option<usize> {
         self.waiters.want(page);
         let index = self.residencies.index_of(page)?;

@@ -1,11 +1,12 @@
 //! Minimum residency of a page that has arrived (vNUMA, USENIX '09, section 4.1). Decisions only.
 //!
 //! A page that leaves before the thread that waited for it could use it would bounce without end. vNUMA
-//! counts retired instructions. This module uses the thread's CPU time, which stands still while the thread
-//! waits. Once it has grown by more than the cost of a fault, the thread has completed the instruction.
+//! counts retired instructions. This module uses the thread's CPU time, which does not advance while the
+//! thread waits. Once it has grown by more than the cost of a fault, the thread has completed the
+//! instruction.
 //!
 //! The thread may also wait for another page by then: it has gone on, as its time may show, or one
-//! instruction needs both pages. The two cases can't be told apart otherwise, and two such threads of
+//! instruction needs both pages. The two cases can't be distinguished otherwise, and two such threads of
 //! different nodes could wait for each other. So the page leaves after a random time, as the paper proposes
 //! for x86. No page stays longer than [`BOUND_NS`], even if its thread gets no CPU.
 

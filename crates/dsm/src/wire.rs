@@ -49,7 +49,7 @@ pub struct Pipes {
     pub incoming: SharedPipe,
 }
 
-/// A stream.
+/// Byte stream to one node: a socket, and a pair of pipes where both share memory.
 #[derive(Debug)]
 pub struct Wire {
     socket: OwnedFd,

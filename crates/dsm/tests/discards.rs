@@ -227,7 +227,7 @@ fn discard_during_writes_leaves_whole_pages() {
     });
 }
 
-/// Reads page after page, so that the node prefetches, until told to stop: each page has a write since its
+/// Reads page after page, so that the node prefetches, until a flag stops it: each page has a write since its
 /// last discard, or zeroes. Returns the number of pages with a write.
 fn read_on(node: &Node, pages: Range<u32>, since: &AtomicU64, stop: &AtomicBool) -> u64 {
     let mut full = 0;

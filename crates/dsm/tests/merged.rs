@@ -101,7 +101,7 @@ fn heat(nodes: &[Node], page: u32, merged: u64) {
     }
 }
 
-/// A processor of one node writes a table, and then tells the other's by a word of an ordinary page.
+/// A processor of one node writes a table, and then signals the other's by a word of an ordinary page.
 fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
     change.store(round << 1, Relaxed);
     word(from, FLAG, 0).store(round, Release);

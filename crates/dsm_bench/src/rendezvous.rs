@@ -25,7 +25,7 @@ const VERSION: u32 = 3;
 #[derive(Debug, Serialize, Deserialize)]
 struct SessionOffer {
     version: u32,
-    /// Number that tells the streams of two memories apart.
+    /// Number that distinguishes the streams of two memories.
     session: u64,
     me: u16,
     shape: Shape,

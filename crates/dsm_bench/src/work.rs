@@ -14,7 +14,7 @@ pub use touch::{AccessOrder, Touch};
 /// A job. All nodes that take part are sent theirs at the same time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Use pages.
+    /// Access pages, and measure how long that takes.
     Touch(Touch),
     /// Read all bytes of pages in order, and add up their words.
     Scan(Range<u32>),
@@ -53,7 +53,7 @@ pub enum Job {
 /// Answer of a node to a job of node 0.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum JobResult {
-    /// The job is done.
+    /// The job has no result.
     Done,
     /// Times of the accesses.
     Touched {
@@ -62,7 +62,7 @@ pub enum JobResult {
         /// Time of all accesses together, nanoseconds.
         all_ns: u64,
     },
-    /// A number.
+    /// Number of what the job counts: additions, pages or bytes.
     Count(u64),
     /// Time and sum of a scan.
     Scanned {

@@ -88,7 +88,8 @@ impl AtomicFile {
         })
     }
 
-    /// Holds the file's lock, by which other processes tell it from remains. Some file systems have no locks.
+    /// Holds the file's lock, by which other processes distinguish it from remains. Some file systems have no
+    /// locks.
     fn hold(&self) {
         // SAFETY: flock touches no memory.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };

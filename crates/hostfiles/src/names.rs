@@ -29,9 +29,9 @@ pub struct Below {
 /// Access mode of an open file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Access {
-    /// Reading.
+    /// `O_RDONLY`.
     Read,
-    /// Reading and writing.
+    /// `O_RDWR`.
     ReadWrite,
 }
 
@@ -42,7 +42,7 @@ pub enum Kind {
     File,
     /// A regular file or a block device.
     Disk,
-    /// A directory.
+    /// A directory, which is opened with `O_DIRECTORY`.
     Directory,
 }
 

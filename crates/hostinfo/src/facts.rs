@@ -30,7 +30,7 @@ pub enum FileError {
     /// The file can't be read.
     #[error("could not read {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file of facts.
         path: PathBuf,
         /// The reason.
         source: io::Error,
@@ -38,7 +38,7 @@ pub enum FileError {
     /// The file can't be written.
     #[error("could not write {}: {source}", path.display())]
     Unwritable {
-        /// The file.
+        /// Path of the file of facts.
         path: PathBuf,
         /// The reason.
         source: io::Error,
@@ -46,7 +46,7 @@ pub enum FileError {
     /// A line of the file is no fact.
     #[error("{}: {source}", path.display())]
     Wrong {
-        /// The file.
+        /// Path of the file of facts.
         path: PathBuf,
         /// The line and the help.
         source: FactError,

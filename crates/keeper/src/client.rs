@@ -370,7 +370,7 @@ impl Keeper {
         })
     }
 
-    /// Sends a request, and hands its replies to `take` until that returns something.
+    /// Sends a request, and passes its replies to `take` until that returns something.
     fn request<T>(
         &self,
         message: &Message,

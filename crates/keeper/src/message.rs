@@ -38,7 +38,7 @@ pub enum Message {
     },
     /// Acknowledgement of an exit: the keeper reaps the process. Reply: `Done` or `Failed`.
     Reap {
-        /// The process.
+        /// Process id, as of [`Message::Spawned`].
         pid: i32,
     },
     /// Descriptors for the next slot. Reply: `Done` or `Failed`.
@@ -75,7 +75,7 @@ pub enum Message {
     KillAll,
     /// Reply with a started process. Descriptor: its pidfd.
     Spawned {
-        /// The process.
+        /// Process id; other messages name the process by it.
         pid: i32,
         /// Whether the process has the identity that it was to have.
         is_mapped: bool,
@@ -98,12 +98,12 @@ pub enum Message {
     },
     /// Reply with the number of processes that have been killed and not ended.
     Left {
-        /// The number.
+        /// Number of processes that have not ended.
         running: u32,
     },
     /// Report of a process that has ended.
     Exited {
-        /// The process.
+        /// Process id; it stays taken until the process is reaped.
         pid: i32,
         /// Its status, as `waitpid` returns it.
         status: i32,

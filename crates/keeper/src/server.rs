@@ -545,7 +545,7 @@ fn exit_status(pid: i32) -> Option<i32> {
     // SAFETY: a structure of integers and pointers, for which zero is valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: looks at our own child; info is a valid place.
+    // SAFETY: reads the state of our own child; info is a valid place.
     if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, flags) } != 0 {
         return None;
     }

@@ -116,7 +116,7 @@ pub enum Effect {
     /// Disconnects and ends the former monitor now, and starts the successor after a delay. A cell may
     /// connect until then.
     StartSuccessor {
-        /// The delay.
+        /// Delay: longer after each recent start, and long enough for a cell to connect.
         after: Duration,
     },
     /// Kills a child.

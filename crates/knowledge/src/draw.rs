@@ -85,7 +85,7 @@ fn table(host: &Host, values: &[Vec<i64>]) -> String {
     out
 }
 
-/// For Graphviz.
+/// Draws the machine in the language of Graphviz.
 pub fn dot(machine: &Machine) -> String {
     let mut out = "graph machine {\n  node [shape=box];\n".to_owned();
     for (index, host) in machine.hosts.iter().enumerate() {

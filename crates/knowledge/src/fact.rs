@@ -9,7 +9,7 @@ use crate::shape::{self, ShapeError};
 pub enum Term {
     /// A number: a count, an amount or an identity.
     Number(i64),
-    /// Any text.
+    /// A name, or a word of an enumeration.
     Text(String),
 }
 

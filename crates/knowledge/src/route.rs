@@ -160,7 +160,7 @@ pub struct Revocation {
 }
 
 impl Revocation {
-    /// From `source`.
+    /// Computes the times of a change that the cell `source` starts.
     pub fn of(costs: &Costs, source: usize) -> Self {
         let receipts = |sends: usize, arrivals: &[u64]| {
             let others = (0..arrivals.len()).filter(|cell| *cell != source);

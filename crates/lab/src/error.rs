@@ -106,7 +106,7 @@ pub enum LabError {
     NoLink {
         /// Name of the lab.
         lab: String,
-        /// A host.
+        /// Host at one end of the link.
         one: String,
         /// The other, or the same.
         other: String,
@@ -125,7 +125,7 @@ pub enum LabError {
     /// A variable of the environment that makes no sense.
     #[error("{name} is {value:?}: it takes a whole number of seconds")]
     Setting {
-        /// The variable.
+        /// Name of the environment variable.
         name: &'static str,
         /// Value of the variable.
         value: String,
@@ -162,7 +162,7 @@ pub enum LabError {
     Io {
         /// The failed operation.
         what: String,
-        /// Why not.
+        /// Error of the host.
         #[source]
         source: io::Error,
     },

@@ -49,7 +49,7 @@ pub struct Lab {
 pub struct Host {
     /// Name in the lab's file, and the host's own host name.
     pub name: String,
-    /// Access to the host.
+    /// Port and token with which the host accepts connections.
     pub access: HostAccess,
     console: PathBuf,
     child: Child,

@@ -359,7 +359,7 @@ fn command() -> Command {
         Ok(Ok(command)) => command,
         Ok(Err(_)) | Err(_) => Cli::parse().command,
     };
-    // SAFETY: asks the allocator to release unused memory.
+    // SAFETY: makes the allocator release unused memory.
     unsafe { libc::malloc_trim(0) };
     command
 }

@@ -17,7 +17,7 @@ pub enum Kind {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{what}")]
 pub struct Failure {
-    /// Kind of the failure.
+    /// Kind, from which the API takes the HTTP status.
     pub kind: Kind,
     /// Cause, in one line.
     pub what: String,
@@ -40,7 +40,7 @@ impl Failure {
         Self::new(Kind::Host, error.to_string())
     }
 
-    /// Adds help.
+    /// Adds a line that says what the user can do.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {
         Self {

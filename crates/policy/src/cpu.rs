@@ -28,9 +28,9 @@ pub mod word;
 /// Time or a duration, nanoseconds. Points of time are those of one monotonic clock of the host.
 pub type Nanos = u64;
 
-/// A microsecond.
+/// Nanoseconds of a microsecond.
 pub const MICROSECOND: Nanos = 1_000;
-/// A millisecond.
+/// Nanoseconds of a millisecond.
 pub const MILLISECOND: Nanos = 1_000_000;
 
 /// CPU of the machine, numbered from 0 over all cells.
@@ -41,10 +41,10 @@ pub struct CpuId(pub u16);
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct VmId(pub u16);
 
-/// vCPU of a VM.
+/// Name of a vCPU, unique among the cells that share CPUs.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct VcpuId {
-    /// Its VM.
+    /// Slot number of its VM.
     pub vm: VmId,
     /// Its number within the VM, from 0.
     pub index: u16,

@@ -55,7 +55,7 @@ pub enum Verdict {
 /// A cell and its verdict.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Candidate {
-    /// The cell.
+    /// Cell with its free CPUs and memory.
     pub room: CellCapacity,
     /// Whether it can take the VM.
     pub verdict: Verdict,

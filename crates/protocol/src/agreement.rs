@@ -69,7 +69,7 @@ pub enum Effect<K, V> {
     Tell(Message<K, V>),
     /// Reply to a cell's request.
     Reply {
-        /// The cell.
+        /// Cell that sent the request.
         to: CellId,
         /// The vote or the receipt.
         message: Message<K, V>,
@@ -145,7 +145,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         self.entries.insert((key, owner), value);
     }
 
-    /// Returns all entries that this cell knows: key, owner, value.
+    /// Returns all entries of this cell's table: key, owner, value.
     pub fn entries(&self) -> impl Iterator<Item = (&K, CellNumber, &V)> {
         self.entries
             .iter()

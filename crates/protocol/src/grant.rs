@@ -1,7 +1,7 @@
 //! Memory that cells give one another, as typed grants (Multikernel, SOSP '09, section 4.7; Cellular Disco,
 //! SOSP '99, section 5.1).
 //!
-//! Guest memory has no addresses that could be handed out: it is host memory that a memfd takes. So a grant
+//! Guest memory has no addresses that could be allocated: it is host memory that a memfd takes. So a grant
 //! is an amount in bytes of one *home*, the cell whose NUMA nodes have the memory, with one *holder*, free or
 //! in one VM. Grants with the same home, holder and VM are one. Part of a grant can go to another VM or to
 //! another holder (splitting).

@@ -30,8 +30,8 @@
 //! relay that brought the message, which [gathers](gather) those of the cells below it and sends one packet
 //! up (Multikernel, section 5.1, Figure 6). Replies are outside the guarantee above: one may be lost with a
 //! relay, and one may arrive before earlier messages of its cell. So the layer above counts replies by cell,
-//! and asks the cells below a relay again, over their links, when the relay dies or is late. A packet of
-//! replies confirms messages as any other does.
+//! and repeats the request to the cells below a relay, over their links, when the relay dies or is late. A
+//! packet of replies confirms messages as any other does.
 //!
 //! A tree contains only cells that have sent something since they were linked: they have the link too, and
 //! will know the source. A cell that was late, or that relayed to one, is in no tree until it sends
@@ -141,7 +141,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
 
     /// Sends a message to all linked cells along a tree. Cells that the tree leaves out get the message over
     /// their links. So do all cells if the tree has a cell that is not [fit](Self::fit), or a cell twice. If
-    /// `gathers`, the message asks for replies, and relays gather them if all linked cells know how.
+    /// `gathers`, the message requests replies, and relays gather them if all linked cells know how.
     pub fn send_to_all(&mut self, body: &M, tree: &[Hop], gathers: bool) -> MulticastResult<M> {
         let mut effects = Vec::new();
         let mut gathered = BTreeMap::new();

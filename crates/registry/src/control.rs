@@ -129,7 +129,7 @@ pub enum Answer {
     TimedOut,
     /// The request can't be carried out.
     Refused {
-        /// The reason.
+        /// The reason, in one line for people.
         why: String,
     },
 }

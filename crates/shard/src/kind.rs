@@ -46,7 +46,7 @@ pub type SpanKind<S, C> = VmKind<Infallible, S, C>;
 
 /// How a plain VM begins.
 pub enum OpenedPlain {
-    /// It boots.
+    /// The guest boots from its kernel.
     Boot,
     /// It boots, and its memory will be paged.
     BootPaged(PagingFiles),

@@ -54,7 +54,7 @@ pub enum MemoryError {
          >/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/nr_hugepages` adds them, or use `pages = \"4K\"`"
     )]
     HugePages {
-        /// Pages wanted.
+        /// Number of huge pages that the VM needs.
         wanted: u64,
         /// Pages that are neither used nor reserved.
         free: u64,

@@ -27,7 +27,7 @@ const TIME_BASE: u8 = 0x26;
 const BINARY_24_HOURS: u8 = 0x06;
 const POWER_IS_GOOD: u8 = 0x80;
 
-/// The clock.
+/// Clock registers of a MC146818. They hold no time: each read takes the host's.
 #[derive(Debug, Default)]
 pub struct Rtc {
     index: AtomicU8,

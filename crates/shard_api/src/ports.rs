@@ -88,7 +88,7 @@ impl Ports {
         for control in message.cmsgs()? {
             if let ControlMessageOwned::ScmRights(fds) = control {
                 for fd in fds {
-                    // SAFETY: the kernel has just given us this descriptor; nothing else knows it.
+                    // SAFETY: the kernel has just given us this descriptor; nothing else owns it.
                     stream = Some(UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) }));
                 }
             }

@@ -5,7 +5,7 @@
 //! Sockets, processes, files and the order of an adopter's requests (`cell::vm` and `cell::monitor::adopt` in
 //! the product) are modelled.
 //!
-//! A process can die, stand still or be replaced between any two of its steps. A socket keeps its messages in
+//! A process can die, be stopped or be replaced between any two of its steps. A socket keeps its messages in
 //! order. Messages to a process are lost with it; those that it has sent are still read. A keeper reports an
 //! exit again to each adopter until that acknowledges it.
 
@@ -57,11 +57,11 @@ enum Event {
     AdopterReads(Pid, VmIndex),
     /// An adopter has waited for its slot for too long.
     SlotIsLate(Pid, VmIndex, u64),
-    /// The cell's process looks at the next VM of the registry.
+    /// The cell's process reads the next VM of the registry.
     List(Pid, VmIndex),
-    /// A monitor asks the cell to adopt its VM.
+    /// A monitor requests that the cell adopt its VM.
     HandOver(Pid),
-    /// The guard sees that the cell's process has ended.
+    /// The guard is notified that the cell's process has ended.
     GuardSees(Pid),
     /// The guard starts the cell's process.
     GuardStarts,
@@ -268,7 +268,7 @@ impl World {
         self.trace.begin();
     }
 
-    /// The time.
+    /// Virtual time, nanoseconds since the start.
     pub fn now(&self) -> Time {
         self.now
     }

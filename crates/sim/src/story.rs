@@ -68,7 +68,7 @@ impl Plot {
         list_once_in: 3,
         ..Self::ROUGH
     };
-    /// No faults.
+    /// Story without faults of cells, hosts or the network.
     pub const CALM: Self = Self {
         steps: 2000,
         death_once_in: 0,

@@ -222,12 +222,12 @@ impl World {
         self.trace.begin();
     }
 
-    /// The time.
+    /// Virtual time, nanoseconds since the start.
     pub fn now(&self) -> Time {
         self.now
     }
 
-    /// The cells.
+    /// Numbers of all cells, those without a process among them.
     pub fn numbers(&self) -> std::ops::Range<u16> {
         0..u16::try_from(self.lives.len()).unwrap_or(u16::MAX)
     }

@@ -31,7 +31,7 @@ pub enum SubnetError {
     /// Another operation on a TAP device failed.
     #[error("TAP device {name}: {what}")]
     Tap {
-        /// The device.
+        /// Name of the TAP device.
         name: String,
         /// The failed operation.
         what: &'static str,

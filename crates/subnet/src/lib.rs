@@ -4,11 +4,11 @@
 //! Between a user-mode card and its passt, a separate [`process`] runs the [`relay`], which drops frames to
 //! the host and the cluster by the decisions of [`filter`].
 
+pub mod card_process;
 mod error;
 pub mod filter;
 mod forward;
 pub mod frame;
-pub mod helper;
 mod host;
 mod mac;
 pub mod passt;
@@ -18,8 +18,8 @@ pub mod relay;
 mod samples;
 pub mod tap;
 
+pub use card_process::{CardProcess, LeftProcess};
 pub use error::SubnetError;
 pub use forward::{PortForward, Protocol};
-pub use helper::{HelperProcess, LeftProcess};
 pub use mac::{mac_address, parse_mac};
 pub use process::Egress;

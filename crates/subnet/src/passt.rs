@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::card_process::{CardProcess, LeftProcess};
 use crate::filter::Resolvers;
-use crate::helper::{HelperProcess, LeftProcess};
 use crate::process::{Arguments, Egress, FilterProcess, LeftFilter};
 use crate::{PortForward, Protocol, SubnetError, host};
 
@@ -77,7 +77,7 @@ pub struct LeftCard {
 pub struct PasstChild {
     /// Dropped before passt, since it would report that passt has ended.
     filter: Option<FilterProcess>,
-    process: HelperProcess,
+    process: CardProcess,
 }
 
 impl PasstChild {
@@ -88,12 +88,12 @@ impl PasstChild {
     /// are ended then.
     pub fn adopt(left: LeftCard, spec: &PasstSpec) -> std::io::Result<Self> {
         // Processes that are not adopted end with these two.
-        let process = HelperProcess::adopt(left.passt);
+        let process = CardProcess::adopt(left.passt);
         let filter = match (left.filter, &spec.egress) {
             (Some(left), Some(egress)) => Some(FilterProcess::adopt(left, egress)?),
             (None, None) => None,
             (Some(left), None) => {
-                drop(HelperProcess::adopt(left.process));
+                drop(CardProcess::adopt(left.process));
                 return Err(std::io::Error::other(
                     "the card has a frame filter that it must not have",
                 ));
@@ -104,7 +104,7 @@ impl PasstChild {
     }
 
     /// Returns the process of passt.
-    pub fn passt(&self) -> &HelperProcess {
+    pub fn passt(&self) -> &CardProcess {
         &self.process
     }
 
@@ -114,7 +114,7 @@ impl PasstChild {
     }
 
     /// Returns the processes of passt and of the filter in front of it.
-    pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
+    pub fn processes(&self) -> impl Iterator<Item = &CardProcess> {
         let filter = self.filter.iter().map(FilterProcess::process);
         std::iter::once(&self.process).chain(filter)
     }
@@ -149,7 +149,7 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
         })?;
     let mut child = PasstChild {
         filter: None,
-        process: HelperProcess::of_child(process).map_err(failed("no pidfd"))?,
+        process: CardProcess::of_child(process).map_err(failed("no pidfd"))?,
     };
     if let Some(egress) = &spec.egress {
         let (card, near) = UnixStream::pair().map_err(failed("no socket pair"))?;

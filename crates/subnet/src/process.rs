@@ -43,8 +43,8 @@ use nix::sys::socket::{
 pub use self::arguments::{Arguments, Seal, UnknownWord};
 pub use self::count::Count;
 use self::message::{MESSAGE_BYTES_MAX, Message};
+use crate::card_process::{CardProcess, LeftProcess};
 use crate::filter::Barred;
-use crate::helper::{HelperProcess, LeftProcess};
 use crate::host;
 use crate::relay::{End, Relay, Sockets};
 
@@ -116,7 +116,7 @@ pub struct FilterProcess {
 
 #[derive(Debug)]
 struct Shared {
-    process: HelperProcess,
+    process: CardProcess,
     lists: OwnedFd,
     /// Output of the process.
     log: File,
@@ -143,7 +143,7 @@ impl FilterProcess {
     pub fn adopt(left: LeftFilter, egress: &Egress) -> io::Result<Self> {
         let LeftFilter { process, lists, log } = left;
         let shared = Shared {
-            process: HelperProcess::adopt(process),
+            process: CardProcess::adopt(process),
             lists,
             log: log.into(),
             is_ending: AtomicBool::new(false),
@@ -183,7 +183,7 @@ impl FilterProcess {
     }
 
     /// Returns the process itself.
-    pub fn process(&self) -> &HelperProcess {
+    pub fn process(&self) -> &CardProcess {
         &self.shared.process
     }
 
@@ -257,7 +257,7 @@ impl Shared {
             .stderr(log.try_clone()?)
             .spawn()?;
         Ok(Self {
-            process: HelperProcess::of_child(child)?,
+            process: CardProcess::of_child(child)?,
             lists,
             log,
             is_ending: AtomicBool::new(false),
@@ -389,7 +389,7 @@ fn receive_sockets(lists: &OwnedFd) -> io::Result<[OwnedFd; 3]> {
     let mut files = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = control {
-            // SAFETY: the kernel has just given us these descriptors; nothing else knows them.
+            // SAFETY: the kernel has just given us these descriptors; nothing else owns them.
             files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }

@@ -248,7 +248,7 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
     wait_until_served(&both, next);
     both.iter().for_each(|vm| expect_service(vm));
 
-    // Without a cell each VM has a monitor, which hands it over to the next cell.
+    // Without a cell each VM has a monitor, which transfers it to the next cell.
     cluster.kill_for_good(1);
     let monitors = wait::until("a monitor for each", BACK_LIMIT, || {
         let pids = both.map(|vm| vm.listed().map(|record| record["monitor_pid"].clone()));

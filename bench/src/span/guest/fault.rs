@@ -1,4 +1,4 @@
-//! Page faults.
+//! Page faults of a guest, on memory that is new to it or to its host.
 
 use std::hint::black_box;
 use std::time::Instant;

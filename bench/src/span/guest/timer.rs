@@ -1,4 +1,4 @@
-//! Timers.
+//! Timers of a guest: how late a sleep ends, and the time to set one.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -8,29 +8,28 @@
 //! A kept program goes on without a client for a while ([`KEEP_LIMIT`]). Its output is read meanwhile, so
 //! that it does not block, and the last of it is kept for the next client.
 
-use std::ffi::OsStr;
+mod output;
+mod start;
+
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
-use child_process::in_new_session;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use self::output::Output;
+use self::start::winsize;
 use super::kept::{Backlog, Chunk, Entry, KEEP_LIMIT, REPLACED};
-use super::{affinity, linger, ready, refuse};
-use crate::protocol::{Attached, ExecRequest, ExitStatus, Frame, Kind, Ready, WindowSize, frame};
+use super::{linger, ready, refuse};
+use crate::protocol::{Attached, ExecRequest, ExitStatus, Frame, Kind, Ready, frame};
 use crate::wire::{Received, Wire};
-
-/// Search path for programs if the agent itself was started without a PATH.
-const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Time limit for a program whose client is gone to end after SIGHUP.
 const HANG_UP_GRACE: Duration = Duration::from_secs(2);
@@ -103,108 +102,7 @@ struct Session {
     backlog: Backlog,
 }
 
-/// One output of the program.
-struct Output {
-    kind: Kind,
-    file: Option<File>,
-    /// Set when the program has ended: bytes in the pipe at that time, which must be sent.
-    owed: usize,
-}
-
-/// The reason why a program is not started, for the client.
-#[derive(Debug, thiserror::Error)]
-enum StartError {
-    #[error("no program given")]
-    NoProgram,
-    #[error("{0}: no such directory")]
-    NoDirectory(String),
-    #[error("{0:?} can't be an environment variable")]
-    Variable(String),
-    #[error("{0}: command not found")]
-    NotFound(String),
-    #[error("{program}: {error}")]
-    Spawn { program: String, error: io::Error },
-}
-
 impl Session {
-    fn start(request: &ExecRequest) -> Result<Self, StartError> {
-        let [program, arguments @ ..] = request.argv.as_slice() else {
-            return Err(StartError::NoProgram);
-        };
-        let cwd = request.cwd.as_deref().unwrap_or("/");
-        if !std::path::Path::new(cwd).is_dir() {
-            return Err(StartError::NoDirectory(cwd.to_owned()));
-        }
-        let mut command = Command::new(program);
-        command.args(arguments).current_dir(cwd);
-        for (name, default) in [("PATH", PATH_DEFAULT), ("HOME", "/root")] {
-            // Set even if inherited: with PATH set, the program is looked up on the PATH that it will see.
-            let value = std::env::var_os(name).unwrap_or_else(|| OsStr::new(default).to_owned());
-            command.env(name, value);
-        }
-        for (name, value) in &request.env {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                return Err(StartError::Variable(name.clone()));
-            }
-            command.env(name, value);
-        }
-        let started = match request.tty {
-            Some(size) => Self::spawn_tty(command, size),
-            None => Self::spawn_pipes(command),
-        };
-        started.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
-            _ => StartError::Spawn {
-                program: program.clone(),
-                error,
-            },
-        })
-    }
-
-    fn spawn_pipes(mut command: Command) -> io::Result<Self> {
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        in_new_session(&mut command);
-        // SAFETY: restore is async-signal-safe and touches no memory.
-        unsafe {
-            command.pre_exec(affinity::restore);
-        }
-        let mut child = command.spawn()?;
-        let stdin = child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)));
-        let stdout = child.stdout.take().map(|pipe| File::from(OwnedFd::from(pipe)));
-        let stderr = child.stderr.take().map(|pipe| File::from(OwnedFd::from(pipe)));
-        Self::new(child, stdin, stdout, stderr, false)
-    }
-
-    fn spawn_tty(mut command: Command, size: WindowSize) -> io::Result<Self> {
-        let pty = openpty(Some(&winsize(size)), None)?;
-        for fd in [&pty.master, &pty.slave] {
-            fcntl(fd, FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
-        }
-        command
-            .stdin(pty.slave.try_clone()?)
-            .stdout(pty.slave.try_clone()?)
-            .stderr(pty.slave);
-        in_new_session(&mut command);
-        // SAFETY: restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before
-        // this runs.
-        unsafe {
-            command.pre_exec(|| {
-                affinity::restore()?;
-                Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))
-                    .map(drop)
-                    .map_err(io::Error::from)
-            });
-        }
-        let child = command.spawn()?;
-        // The command holds the terminal's other side, which would never see its end.
-        drop(command);
-        let master = File::from(pty.master);
-        Self::new(child, Some(master.try_clone()?), Some(master), None, true)
-    }
-
     fn new(
         child: Child,
         stdin: Option<File>,
@@ -561,45 +459,6 @@ impl Session {
     }
 }
 
-impl Output {
-    /// Records how much output is still in the pipe when the program has ended.
-    fn settle(&mut self) {
-        let Some(file) = &self.file else { return };
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: FIONREAD writes one int to `bytes`, which outlives the call.
-        let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::FIONREAD, &mut bytes) };
-        if result == 0 {
-            self.owed = bytes.max(0) as usize;
-        }
-    }
-
-    /// Reads some output.
-    fn read(&mut self) -> Option<Chunk> {
-        let file = self.file.as_mut()?;
-        let mut buffer = [0; 32 << 10];
-        match file.read(&mut buffer) {
-            Ok(length) if length > 0 => {
-                self.owed = self.owed.saturating_sub(length);
-                return Some((self.kind, buffer[..length].to_vec()));
-            }
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                self.owed = 0;
-            }
-            // The end of the output; a terminal reports it by an error.
-            _ => {
-                self.file = None;
-                self.owed = 0;
-            }
-        }
-        None
-    }
-}
-
 struct Readiness {
     client_gone: bool,
     wire_in: bool,
@@ -608,15 +467,6 @@ struct Readiness {
     stdout: bool,
     stderr: bool,
     replaced: bool,
-}
-
-fn winsize(size: WindowSize) -> Winsize {
-    Winsize {
-        ws_row: size.rows,
-        ws_col: size.cols,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    }
 }
 
 fn pidfd(child: &Child) -> Option<OwnedFd> {

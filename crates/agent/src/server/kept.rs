@@ -87,7 +87,7 @@ impl AsFd for Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         TABLE.0.lock().ignore_poison().remove(&self.id);
-        // From here on nobody else has the slot. A client may have come too late.
+        // From here on no other client has the slot. A client may have come too late.
         if let Some(mut late) = self.take_next() {
             // A client that is gone needs no reason.
             let _ = refuse(&mut late, &unknown(&self.id));

@@ -239,7 +239,7 @@ impl Server {
         })
     }
 
-    /// Starts a thread that forgets VMs of the last process whose monitors do not come, and removes empty
+    /// Starts a thread that drops VMs of the last process whose monitors do not come, and removes empty
     /// groups.
     fn begin_upkeep(self: &Arc<Self>) -> io::Result<()> {
         let server = self.clone();
@@ -264,7 +264,7 @@ impl Server {
             .map(drop)
     }
 
-    /// Forgets the VMs of the server's last process whose monitors have not come.
+    /// Drops the VMs of the server's last process whose monitors have not come.
     fn lapse(&self) {
         let mut quotas = lock(&self.quotas);
         quotas.lapse();

@@ -21,7 +21,7 @@ impl Failures {
         text.trim().parse().map_or(Self::SET_ASIDE, Self)
     }
 
-    /// The number.
+    /// Number of attempts to adopt the VM.
     pub fn count(self) -> u32 {
         self.0
     }

@@ -72,7 +72,7 @@ pub fn prepare(
         variables.find_map(|(known, value)| (known == name).then(|| value.clone()))
     };
     let owner = match variable(OWNER_VARIABLE) {
-        // The release before says no user.
+        // The release before sends no user.
         None => own,
         Some(id) => id.parse().map_err(|_| CommandRefused::NoId(id))?,
     };

@@ -185,7 +185,7 @@ fn wait_for_request(upgrades: &UnixListener, limit: Duration) -> Option<Upgrade>
         .then(|| Upgrade::take(upgrades))?
 }
 
-/// Starts a process of the cell, of the program that `request` asks for if there is one. Returns when none
+/// Starts a process of the cell, of the program that `request` names, if it names one. Returns when none
 /// runs any more.
 fn live(
     program: &mut Program,

@@ -148,7 +148,7 @@ pub enum JoinAnswer {
 /// The reason why a host is not admitted, in words for the person at that host.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum AdmitError {
-    /// Another secret.
+    /// A secret that is not the last token's.
     #[error("the token is not the one that was made here last; make a new one")]
     Secret,
     /// A token that a host has used.
@@ -207,7 +207,7 @@ impl Invitation {
     /// since 1970.
     ///
     /// # Errors
-    /// With the reason, in words for the person at the other host. A caller with a wrong secret learns
+    /// With the reason, in words for the person at the other host. A caller with a wrong secret receives
     /// nothing else.
     pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), AdmitError> {
         self.recognize(request)?;

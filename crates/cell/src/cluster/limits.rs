@@ -10,7 +10,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time limit for the hello of a cell. It is shorter than [`ANSWER_TIMEOUT`]: a cell that waits for a hello
 /// does not vote, and must not count as hanging itself.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time between the end of a link and a check whether the other cell lives, and between that and a second
+/// Time between the end of a link and a check whether the other cell runs, and between that and a second
 /// check.
 pub const LINK_END_CHECK_DELAY: Duration = Duration::from_millis(100);
 /// Interval of [`protocol::multicast`]'s ticks, while a message is unconfirmed. A cell below a relay that

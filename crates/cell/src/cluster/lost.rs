@@ -1,4 +1,4 @@
-//! The end of VMs whose host has lost its membership, where the cluster's file says `on_lost = "stop"`.
+//! The end of VMs whose host has lost its membership, where the cluster's file has `on_lost = "stop"`.
 //!
 //! A cell records each time at which etcd has confirmed that it is a member: the time of the request, not of
 //! the answer. When the last of these times is as long ago as a lease lasts, the cell's guard ends the cell's

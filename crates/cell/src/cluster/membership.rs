@@ -3,7 +3,7 @@
 //! A cell that starts enters itself under an incarnation that no cell has had, and keeps the entry by a
 //! lease. A cell that finds another host's cell silent removes that cell's entry, if it is still of this
 //! incarnation. A cell whose entry is gone is dead: all others see that in etcd, and the cell itself, if it
-//! still runs, starts anew. So of two cells that lose sight of each other exactly one dies. While etcd does
+//! still runs, starts anew. So of two cells that lose their link exactly one dies. While etcd does
 //! not answer, no cell dies and none joins, and VMs run on. When etcd has lost the entries, cells that have
 //! their leases and links write them back.
 //!
@@ -69,7 +69,7 @@ pub struct Membership {
     lease: Lease,
     lease_seconds: u64,
     look: Duration,
-    /// This cell.
+    /// Number and incarnation of this cell.
     pub me: CellId,
     /// The other live cells.
     pub members: Members,

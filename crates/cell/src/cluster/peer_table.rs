@@ -29,7 +29,7 @@ pub enum Verdict {
     Suspect,
 }
 
-/// The result of a check whether a cell that has ended its link lives.
+/// The result of a check whether a cell that has ended its link runs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum EndedLink {
     /// The cell is dead, or has a new link.

@@ -77,15 +77,15 @@ pub enum ReservationError {
     NotCoherent {
         /// The first cell on another host.
         cell: u16,
-        /// Its host.
+        /// Name of that cell's host.
         host: String,
     },
     /// Only another host has room, and the VM's files are on this one.
     #[error("only cell {cell}, on host {host}, has room for it; run it there with `--cell {cell}`")]
     OtherHost {
-        /// The cell.
+        /// Number of the cell with room.
         cell: u16,
-        /// Its host.
+        /// Name of that cell's host.
         host: String,
     },
     /// The cells refuse.
@@ -94,7 +94,7 @@ pub enum ReservationError {
     /// A cell does not answer.
     #[error("cell {cell} does not answer: {source}; see `mirrorball cluster status`")]
     Silent {
-        /// The cell.
+        /// Number of the silent cell.
         cell: u16,
         /// Failure of the connection or of the exchange.
         source: io::Error,
@@ -110,9 +110,9 @@ pub enum ReservationError {
     Settle {
         /// CPUs, or memory.
         what: &'static str,
-        /// The cell.
+        /// Number of the cell that has the place.
         cell: u16,
-        /// Why not.
+        /// Error of the connection to it.
         source: io::Error,
     },
 }
@@ -450,7 +450,7 @@ impl Reservation {
         &self.place
     }
 
-    /// The cell.
+    /// Number of the cell that has reserved the place.
     pub fn cell(&self) -> u16 {
         self.place.plan.number
     }

@@ -10,12 +10,9 @@ use config::cluster::CellPlan;
 use policy::placement::Assertions;
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
-use protocol::grant::{self, Amounts, Ledger};
-use protocol::multicast::{self, Multicast, Packet, ReplyPath};
-use registry::cluster::interface::{
-    AdmitVm, CellRequest, CellResponse, LentMemory, RunningVm, VmShare, owner_of,
-};
-use serde::{Deserialize, Serialize};
+use protocol::grant::{Amounts, Ledger};
+use protocol::multicast::{self, Multicast, ReplyPath};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, RunningVm, VmShare};
 
 use super::routes::{MulticastRoutes, Route};
 use borrowing::Borrowing;
@@ -24,70 +21,22 @@ use loans::Loans;
 
 mod borrowing;
 mod cordons;
+mod departures;
 mod failures;
 mod forgetting;
 mod loans;
+mod message;
 mod places;
 #[cfg(test)]
 pub(in crate::cluster) mod tests;
 mod view;
 
 pub use borrowing::limits as borrowing_limits;
-
-/// Key of an entry of the table.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub enum Key {
-    /// A cell.
-    Cell(u16),
-    /// A VM, by its name.
-    Vm(String),
-}
-
-/// Value of an entry of the table.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Value {
-    /// Of a cell.
-    Cell {
-        /// The id of its process.
-        pid: u32,
-        /// The cell's CPUs, nodes and memory.
-        plan: CellPlan,
-        /// Memory that the cell has lent, by borrower.
-        lent: Amounts,
-        /// The part of it that the borrowers requested by themselves.
-        #[serde(default)]
-        lent_on_request: Amounts,
-        /// Whether the cell takes no new VM.
-        #[serde(default)]
-        is_cordoned: bool,
-    },
-    /// Of a VM.
-    Vm {
-        /// The part of a cell that the VM takes.
-        share: VmShare,
-        /// The VM's memory that is not its cell's, by lender.
-        borrowed: Vec<LentMemory>,
-        /// The only cells that it may depend on; any cell when empty.
-        #[serde(default)]
-        cells: Vec<u16>,
-    },
-}
+pub use message::{CellMessage, CellPayload, Key, Value};
 
 /// Number of VMs just sent on that are remembered. One that was refused there is forgotten by this limit
 /// alone.
 const SENT_ON_MAX: usize = 16;
-
-/// A packet between cells.
-pub type CellMessage = Packet<CellPayload>;
-
-/// A message between cells, over whichever transport.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum CellPayload {
-    /// About the table that all cells have.
-    Table(Message<Key, Value>),
-    /// About memory that one cell has from another.
-    Grant(grant::Message),
-}
 
 /// A connection of a VM's monitor or a command.
 pub type Client = u64;
@@ -117,9 +66,9 @@ pub enum Action {
     ReportAdopted(Client),
     /// Ends a VM that depends on a failed cell, in which it may have run.
     EndVm {
-        /// The VM.
+        /// Name of the VM.
         name: String,
-        /// The cell.
+        /// Number of the failed cell.
         failed: u16,
     },
     /// Gives a VM that was left up after a while, unless its next process has come ([`State::give_up`]).
@@ -130,7 +79,7 @@ pub enum Action {
     End,
 }
 
-/// A cell.
+/// Decisions and records of one cell's process.
 #[derive(Debug)]
 pub struct State {
     me: CellId,
@@ -167,7 +116,7 @@ pub struct State {
     sent_on: VecDeque<(String, u16, VmShare)>,
     /// Cells of this host that have failed.
     failures: BTreeMap<u16, Failure>,
-    /// VMs that a process hands over; it may end its connection before the next one has another.
+    /// VMs that a process transfers; it may end its connection before the next one has another.
     handed: BTreeSet<String>,
     /// Number of messages received from each cell.
     words: BTreeMap<CellId, u64>,
@@ -426,7 +375,7 @@ impl State {
         }
     }
 
-    /// Hands a VM over from the process that serves it.
+    /// Transfers a VM from the process that serves it.
     fn adopt(&mut self, client: Client, name: String, again: bool) -> Action {
         if self.tenants.contains_key(&name) {
             self.handed.insert(name.clone());
@@ -434,59 +383,6 @@ impl State {
         }
         let why = format!("VM {name} has no place in cell {}", self.me.number);
         Action::Answer(client, CellResponse::Refused { why })
-    }
-
-    /// Handles the end of a client's connection, which ends its VM.
-    pub fn handle_disconnect(&mut self, client: Client) -> Vec<Action> {
-        self.leaving.retain(|_, waits| *waits != client);
-        self.waits_no_more(client);
-        for (waits, _, _) in self.claims.values_mut() {
-            *waits = waits.filter(|waits| *waits != client);
-        }
-        if let Some(early) = &mut self.early {
-            early.retain(|(waits, _)| *waits != client);
-        }
-        let name = self.tenants.iter().find(|(_, tenant)| **tenant == client);
-        let Some(name) = name.map(|(name, _)| name.clone()) else {
-            return Vec::new();
-        };
-        self.tenants.remove(&name);
-        // The admission server holds the places of users' VMs, and reports when one has ended.
-        if self.handed.remove(&name) || owner_of(&name).is_some() {
-            self.last_left += 1;
-            self.left.insert(name.clone(), self.last_left);
-            return vec![Action::AwaitLeft(name, self.last_left)];
-        }
-        self.remove(&name).1
-    }
-
-    /// Whether the process of a VM that this cell had has not come yet.
-    fn is_awaited(&self, name: &str) -> bool {
-        self.orphans.contains(name) || self.left.contains_key(name)
-    }
-
-    /// Records that the process of a VM has come.
-    fn has_come(&mut self, name: &str) {
-        self.orphans.remove(name);
-        self.left.remove(name);
-    }
-
-    /// Frees the place of a VM that was left, if its next process has not come by now.
-    pub fn give_up(&mut self, name: &str, number: u64) -> Vec<Action> {
-        if self.left.get(name) != Some(&number) {
-            return Vec::new();
-        }
-        self.left.remove(name);
-        self.remove(name).1
-    }
-
-    /// Frees the places of VMs of the last process whose monitors have not come by now.
-    pub fn give_up_orphans(&mut self) -> Vec<Action> {
-        let mut acts = Vec::new();
-        for name in std::mem::take(&mut self.orphans) {
-            acts.extend(self.remove(&name).1);
-        }
-        acts
     }
 
     /// Whether a cell has not sent its hello yet.
@@ -510,35 +406,6 @@ impl State {
         let now = self.awaited(client);
         let silent = then.iter().filter(|(cell, words)| now.get(cell) == Some(words));
         silent.map(|(cell, _)| *cell).collect()
-    }
-
-    fn leave(&mut self, client: Client, name: &str) -> Vec<Action> {
-        self.tenants.remove(name);
-        self.handed.remove(name);
-        let (change, mut acts) = self.remove(name);
-        match change {
-            Some(change) => _ = self.leaving.insert(change, client),
-            None => acts.push(Action::Answer(client, CellResponse::Done)),
-        }
-        acts
-    }
-
-    /// Removes a VM from the table. Returns the change's number, unless all cells have received it already.
-    fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Action>) {
-        match self.node.change(&Key::Vm(name.to_owned()), None) {
-            Some((change, effects)) => {
-                self.ledger.vacate(name);
-                self.pass_is_due();
-                let heard = effects.contains(&Effect::Heard(change));
-                (if heard { None } else { Some(change) }, self.acts(effects))
-            }
-            None => (None, Vec::new()),
-        }
-    }
-
-    fn all_heard(&mut self, change: u64) -> Option<Action> {
-        let client = self.leaving.remove(&change)?;
-        Some(Action::Answer(client, CellResponse::Done))
     }
 
     /// Publishes this cell's entry of the table, if it has changed.

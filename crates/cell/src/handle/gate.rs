@@ -1,6 +1,6 @@
 //! Orders of the cell's drivers to vCPUs, and what drivers learn of the VM.
 //!
-//! A driver waits for no answer: its CPU must not stand still because a shard does. It sends by itself, as a
+//! A driver waits for no answer: its CPU must not stop because a shard does. It sends by itself, as a
 //! send never blocks; a thread for each VM would cost each switch of vCPUs a wake-up. A shard that does not
 //! answer gets at most [`UNANSWERED_MAX`] orders, for which its socket has room. Its leases run out then, so
 //! that its vCPUs are plain threads of Linux on one CPU each.

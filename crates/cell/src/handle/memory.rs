@@ -2,7 +2,7 @@
 //!
 //! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` has the reasons.
 //! Orders of other clients come in between. The position of the memory is read from the host afterwards,
-//! since a shard in a guest's hands may report anything.
+//! since a shard under a guest's control may report anything.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use shard_api::launch::{Answer, Order};
 use super::{VmHandle, not_an_answer};
 use crate::secondary_shards::{PendingOrder, SecondaryShards};
 
-/// Time limit for the shards beside the home to answer. A shard gives up after 2 s.
+/// Time limit for the shards beside the home to answer. A shard refuses after 2 s.
 const PARTS_LIMIT: Duration = Duration::from_secs(3);
 
 impl VmHandle {
@@ -51,8 +51,8 @@ impl VmHandle {
         self.confirm(&Order::Nmi)
     }
 
-    /// Has all shards do what the VM's record says, after another process may have ended while it paused or
-    /// resumed the VM. Waits for no answer: a shard that obeys already changes nothing.
+    /// Pauses or resumes all shards as in the VM's record, after another process may have ended while it
+    /// paused or resumed the VM. Waits for no answer: a shard that obeys already changes nothing.
     pub(crate) fn align_shards(&self, is_paused: bool) {
         let order = if is_paused { Order::Pause } else { Order::Resume };
         self.order_parts(&order);

@@ -41,7 +41,7 @@ pub(crate) struct VcpuLocation {
 pub(crate) enum ShardHost {
     /// This host, where the shard's process has this id.
     Here(i32),
-    /// Another host.
+    /// Another host, by the connection to its part's monitor.
     There(Arc<RemotePart>),
 }
 

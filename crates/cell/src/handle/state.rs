@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::EventFd;
 use serde_json::Value;
 use shard_api::launch::{Answer, Order, OrderId};
-use subnet::helper::HelperProcess;
+use subnet::card_process::CardProcess;
 use subnet::process::Count;
 
 use super::pins::{ShardHost, VcpuLocation};
@@ -77,7 +77,7 @@ pub(crate) struct State {
     /// The control group of its processes, if it has one.
     pub(crate) group: Option<Arc<ControlGroup>>,
     /// The processes of its cards, in this boot. One that has ended is still among them.
-    pub(crate) helpers: Vec<Helper>,
+    pub(crate) cards: Vec<CardPidfd>,
     /// Whether shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
     /// The last order to quit that the home received.
@@ -88,22 +88,22 @@ pub(crate) struct State {
     pub(crate) lost: Option<String>,
 }
 
-/// A process that serves one of the VM's cards.
+/// Process id and shared pidfd of a process that serves one of the VM's cards.
 #[derive(Clone, Debug)]
-pub(crate) struct Helper {
+pub(crate) struct CardPidfd {
     pid: i32,
-    process: Arc<OwnedFd>,
+    pidfd: Arc<OwnedFd>,
 }
 
-impl Helper {
+impl CardPidfd {
     /// The process of a card.
     ///
     /// # Errors
     /// If this process has no descriptors left.
-    pub(crate) fn of(process: &HelperProcess) -> io::Result<Self> {
+    pub(crate) fn of(process: &CardProcess) -> io::Result<Self> {
         Ok(Self {
             pid: process.id().cast_signed(),
-            process: Arc::new(process.pidfd().try_clone_to_owned()?),
+            pidfd: Arc::new(process.pidfd().try_clone_to_owned()?),
         })
     }
 
@@ -138,11 +138,11 @@ impl State {
 
     /// The processes of its shards and cards on this host that have not ended.
     pub(super) fn processes(&self) -> Vec<i32> {
-        let helpers = self.helpers.iter();
-        let helpers = helpers.filter(|helper| !pidfd::has_ended(helper.process.as_fd()));
+        let cards = self.cards.iter();
+        let cards = cards.filter(|card| !pidfd::has_ended(card.pidfd.as_fd()));
         self.shards()
             .into_iter()
-            .chain(helpers.map(Helper::pid))
+            .chain(cards.map(CardPidfd::pid))
             .collect()
     }
 
@@ -223,7 +223,7 @@ impl State {
         }
     }
 
-    /// Takes an answer of the home, which may be in a guest's hands: an answer to no order is dropped.
+    /// Takes an answer of the home, which may be under a guest's control: an answer to no order is dropped.
     pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
         if self.asked == Some(to) {
             (self.asked, self.answer) = (None, Some(answer));

@@ -1,7 +1,7 @@
 //! Stops of single vCPUs, each by a lease.
 //!
 //! The shard that the vCPU is in carries out the order. Of a VM that spans cells, the home reports where its
-//! vCPUs are. The answer is kept, and asked for again after a move, or when a shard refuses. A stop waits for
+//! vCPUs are. The answer is kept, and requested again after a move, or when a shard refuses. A stop waits for
 //! a move that is under way, for a short time: so no stop is renewed while a vCPU is to move, and a stopped
 //! vCPU moves when its lease is over, after 100 ms at most. A move that takes place after its time limit
 //! ends a stop.
@@ -71,7 +71,7 @@ impl VmHandle {
         }
     }
 
-    /// The locations of the vCPUs as they were last reported, since no vCPU was to move; else asks for them.
+    /// The locations of the vCPUs as they were last reported, since no vCPU was to move; else requests them.
     fn known_locations(&self) -> io::Result<Vec<VcpuLocation>> {
         let known = self.state().located.clone();
         if let Some(known) = known {

@@ -85,7 +85,8 @@ impl Accepted {
     }
 }
 
-/// Serves the VM that was left so, for its client and as `begin_serving` says, until it has ended.
+/// Serves the VM that was left so, for its client and with the settings of `begin_serving`, until it has
+/// ended.
 fn go_on(
     keeper: Keeper,
     record: AdoptionRecord,
@@ -218,7 +219,7 @@ fn taken_over(about: Record, adopted: &Adopted, keeper: &Keeper, opened: &VmReso
         state: runs.map_or(State::Starting, |_| State::Running),
         shard_pid: runs,
         keeper_pid: Some(keeper.pid()),
-        card_pids: opened.helpers().map(subnet::HelperProcess::id).collect(),
+        card_pids: opened.card_processes().map(subnet::CardProcess::id).collect(),
         ..about
     }
 }

@@ -1,4 +1,4 @@
-//! Hands a VM over from a monitor to its cell, whose process serves it from then on.
+//! Transfers a VM from its monitor to its cell, whose process serves it from then on.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ pub(super) fn to_cell(
     }
 }
 
-/// Starts a thread that hands the VM over to its cell once it runs. This process ends then, as if it were
+/// Starts a thread that transfers the VM to its cell once it runs. This process ends then, as if it were
 /// killed: the keeper has all that the cell needs.
 pub(super) fn begin(vm: VmHandle) -> io::Result<()> {
     let hand_over = move || {

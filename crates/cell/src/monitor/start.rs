@@ -197,7 +197,7 @@ fn open_descriptors() -> io::Result<Vec<RawFd>> {
 }
 
 fn is_open(fd: RawFd) -> bool {
-    // SAFETY: asks for a flag; a closed descriptor is an error.
+    // SAFETY: reads a flag of the descriptor; a closed one is an error.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Boot {
 }
 
 impl Opening<'_> {
-    /// Opens KVM.
+    /// Opens `/dev/kvm` and passes it to the shard.
     pub fn kvm(&mut self) -> Result<Fd, OpenError> {
         let path = Path::new("/dev/kvm");
         let kvm = OpenOptions::new().read(true).write(true).open(path);

@@ -11,7 +11,7 @@ use diskstore::disk::announce_again;
 use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{DiskFormat, Fd, LaunchSpec};
-use subnet::helper::{HelperProcess, LeftProcess};
+use subnet::card_process::{CardProcess, LeftProcess};
 use subnet::passt::{LeftCard, PasstChild};
 use subnet::process::{Count, FilterProcess, LeftFilter};
 
@@ -69,7 +69,7 @@ struct Filter {
 }
 
 impl Process {
-    fn leave(process: &HelperProcess, leaving: &mut Leaving) -> io::Result<Self> {
+    fn leave(process: &CardProcess, leaving: &mut Leaving) -> io::Result<Self> {
         Ok(Self {
             pid: process.id(),
             pidfd: leaving.add(process.pidfd())?,

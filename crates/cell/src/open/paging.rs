@@ -20,7 +20,7 @@ const BESIDE_BYTES: u64 = 4 << 20;
 const CHECKED_BYTES: usize = 128 << 10;
 
 impl Opening<'_> {
-    /// Opens the paging file, if the spec wants one.
+    /// Opens the paging file, if the spec has one.
     pub fn paging(&mut self) -> Result<Option<PagingLaunch>, OpenError> {
         let Some(resident) = self.spec.resident else {
             return Ok(None);

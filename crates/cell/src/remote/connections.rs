@@ -2,7 +2,7 @@
 //!
 //! Each is a TLS stream whose ends have proven which hosts they are, as the links of cells. A thread of the
 //! monitor that has it encrypts, so a shard receives a plain socket without keys. Where the cluster's file
-//! says `spans = "plain"`, the connections of shards are plain TCP: only the first message, with the part's
+//! has `spans = "plain"`, the connections of shards are plain TCP: only the first message, with the part's
 //! token, identifies the caller.
 
 use std::collections::{HashMap, HashSet};
@@ -303,7 +303,7 @@ pub fn receive<M: DeserializeOwned>(stream: &mut impl Read) -> io::Result<M> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// Tells the caller that it is admitted, and whether the memory that it offers is shared.
+/// Reports to the caller that it is admitted, and whether the memory that it offers is shared.
 fn answer(stream: &mut impl Write, shared: &SlotResult) -> io::Result<()> {
     send(stream, &matches!(shared, Ok(Some(_))))
 }

@@ -30,7 +30,7 @@ pub enum ProcessorError {
         /// How the counters differ.
         error: Apart,
     },
-    /// Other features.
+    /// A processor without the features that the guest has seen.
     #[error("{place} and the home's host: {error}; {ALIKE_HELP}")]
     Features {
         /// Name of the shard.

@@ -20,7 +20,6 @@ pub struct HostRequests {
 /// The last request.
 #[derive(Debug, Default)]
 struct Pending {
-    /// Its number.
     number: u64,
     answer: Option<HostAnswer>,
     /// Whether no answer can come any more.

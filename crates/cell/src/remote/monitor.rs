@@ -188,7 +188,7 @@ impl Held {
         shard.iter().for_each(|shard| _ = shard.kill());
         drop(self.entry);
         self.reservation.leave();
-        // The end of the connection tells the home that all of the part has ended.
+        // The end of the connection reports to the home that all of the part has ended.
         drop(home);
         served
     }

@@ -105,7 +105,7 @@ pub enum PartAnswer {
         #[serde(default)]
         versions: Versions,
     },
-    /// The part is refused.
+    /// The host has no place for the part, or does not allow it.
     Refused {
         /// The reason, and the help.
         why: String,
@@ -322,7 +322,7 @@ pub struct PartCoherence {
 /// Another shard, as seen from one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Other {
-    /// Its number.
+    /// Number of the shard in the VM; 0 is the home.
     pub shard: u8,
     /// Its cell and host, for people.
     pub place: String,

@@ -8,7 +8,7 @@ use policy::cpu::{MICROSECOND, MILLISECOND, Nanos};
 /// Interval at which the vCPU that runs is read while another one waits for its CPU. Ours: a halt is noticed
 /// within a millisecond, at the cost of about 5 us of each.
 pub(super) const CHOSEN_INTERVAL: Nanos = MILLISECOND;
-/// Interval at which the other vCPUs are read while somebody competes: the drivers' tick.
+/// Interval at which the other vCPUs are read while VMs compete: the drivers' tick.
 pub(super) const OTHERS_INTERVAL: Nanos = 10 * MILLISECOND;
 /// Interval on a CPU with several vCPUs of which at most one has work. Ours.
 pub(super) const QUIET_INTERVAL: Nanos = 50 * MILLISECOND;
@@ -67,7 +67,7 @@ impl Activity {
     }
 }
 
-/// Interval at which the vCPUs of a CPU are read: `None` if nobody can compete for it.
+/// Interval at which the vCPUs of a CPU are read: `None` if no other vCPU can compete for it.
 pub(super) fn interval(queued: usize, is_contended: bool, waits_here: bool) -> Option<Nanos> {
     match (is_contended, waits_here, queued) {
         (_, _, 0) | (false, _, 1) => None,

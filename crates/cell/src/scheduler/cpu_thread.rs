@@ -1,6 +1,6 @@
 //! Thread of one CPU: runs the CPU's driver, one event at a time, and applies its effects.
 //!
-//! It shares no state that another thread writes too. It sleeps while nobody competes for a CPU of the cell,
+//! It shares no state that another thread writes too. It sleeps while no vCPUs compete for a CPU of the cell,
 //! but for a look twice a second: then there is nothing to choose and nothing to balance. A driver whose CPU
 //! gets a second busy vCPU wakes the others, so that one of them can take it.
 
@@ -25,12 +25,12 @@ use super::activity::{Activity, OTHERS_INTERVAL, interval};
 use super::gate::{Gate, GateOrder};
 use super::published::{CellView, Counts, CpuState, VmFacts, Vms};
 
-/// Interval of looks on a CPU for which nobody competes: the driver's clock must not miss a second. Ours.
+/// Interval of polls of a CPU for which no vCPUs compete: the driver's clock must not miss a second. Ours.
 const IDLE_INTERVAL: Nanos = 500 * MILLISECOND;
 /// Time of the drivers' clock when the cell's process starts, so that times before it are no negative ones.
 const CLOCK_START: Nanos = 86_400_000 * MILLISECOND;
-/// Slice that a driver's thread asks Linux for, nanoseconds: the least (`sched(7)`, `sched_setattr(2)`). A
-/// thread with a shorter slice than the running one preempts it when it wakes (Linux 6.12 and later).
+/// Slice that a driver's thread requests from Linux, nanoseconds: the least (`sched(7)`, `sched_setattr(2)`).
+/// A thread with a shorter slice than the running one preempts it when it wakes (Linux 6.12 and later).
 const THREAD_SLICE: u64 = 100_000;
 
 /// State of a cell's drivers that all of them read.
@@ -91,7 +91,7 @@ pub(super) struct CpuThread {
     activities: BTreeMap<VcpuId, Activity>,
     /// Time of the driver's timer.
     timer: Option<Nanos>,
-    /// Time of the next look at the threads of vCPUs.
+    /// Time of the next poll of the threads of vCPUs.
     look_at: Option<Nanos>,
     is_online: bool,
     /// Time of the next check whether the CPU is there.
@@ -305,7 +305,7 @@ impl CpuThread {
         }
     }
 
-    /// Gives the orders that make the vCPUs of the queue run or stand still as the driver has chosen.
+    /// Gives the orders that make the vCPUs of the queue run or stop as the driver has chosen.
     pub(super) fn apply_gate(&mut self) {
         let mut orders = mem::take(&mut self.orders);
         self.gate
@@ -344,7 +344,7 @@ impl CpuThread {
         times.into_iter().flatten().fold(idle, Nanos::min)
     }
 
-    /// Whether somebody competes for a CPU of the cell.
+    /// Whether vCPUs compete for a CPU of the cell.
     fn is_contended(&self) -> bool {
         let view = CellView {
             cpus: &self.shared.cpus,
@@ -415,8 +415,8 @@ struct SchedAttr {
     period: u64,
 }
 
-/// Asks Linux for short slices for the calling thread, which needs no privilege. An older kernel ignores or
-/// refuses that; the driver then starts a little later.
+/// Requests short slices from Linux for the calling thread, which needs no privilege. An older kernel ignores
+/// or refuses that; the driver then starts a little later.
 fn shorten_slice() {
     // SAFETY: takes numbers only; 0 is the calling thread.
     let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };

@@ -32,7 +32,7 @@ pub(super) enum GateOrder {
     Pin,
     /// Stop for [`LEASE_MS`] from now.
     Stop,
-    /// Go on.
+    /// End a stop before its time.
     Continue,
 }
 
@@ -113,12 +113,12 @@ impl Gate {
         self.vcpus.values().filter_map(due).min()
     }
 
-    /// Whether the vCPU is ordered to stand still, so that its thread shows nothing of the guest.
+    /// Whether the vCPU is ordered to stop, so that its thread shows nothing of the guest.
     pub(super) fn is_stopped(&self, vcpu: VcpuId) -> bool {
         matches!(self.vcpus.get(&vcpu), Some(Ordered::Stopped { .. }))
     }
 
-    /// Forgets the orders to a VM, so that all are given again.
+    /// Drops the orders to a VM, so that all are given again.
     pub(super) fn forget(&mut self, vm: VmId) {
         self.vcpus.retain(|vcpu, _| vcpu.vm != vm);
     }

@@ -82,17 +82,15 @@ pub(super) type Entries = Arc<[Published<4>]>;
 /// Facts of a VM. The cell replaces them whole; drivers learn of it by a message.
 #[derive(Clone)]
 pub(super) struct VmFacts {
-    /// Its terms.
     pub(super) terms: Terms,
     /// CPUs on which each vCPU may run.
     pub(super) cpus: Vec<CpuSet>,
     /// The published entries of its vCPUs.
     pub(super) entries: Entries,
-    /// The threads of its vCPUs.
     pub(super) threads: Arc<dyn VcpuThreads>,
 }
 
-/// VMs that a driver knows.
+/// VMs of which a driver has records.
 pub(super) type Vms = BTreeMap<VmId, Arc<VmFacts>>;
 
 /// Slot of a queue in an integer; 0 is an empty one.
@@ -112,9 +110,9 @@ fn unpack_slot(slot: u64) -> Option<VcpuId> {
 /// View of one driver, and the state that it publishes.
 #[derive(Clone, Copy)]
 pub(super) struct CellView<'a> {
-    /// The CPUs of the cell.
+    /// State that the drivers of the cell's CPUs publish.
     pub(super) cpus: &'a [CpuState],
-    /// The VMs that the driver knows.
+    /// The VMs of which the driver has records.
     pub(super) vms: &'a Vms,
 }
 
@@ -146,7 +144,7 @@ impl CellView<'_> {
         }
     }
 
-    /// Whether a CPU has more than one vCPU that is not idle, so that somebody competes for it.
+    /// Whether a CPU has more than one vCPU that is not idle, so that vCPUs compete for it.
     pub(super) fn is_contended(&self) -> bool {
         (0..self.cpus.len()).any(|cpu| self.word(CpuId(cpu as u16)).load > 1)
     }

@@ -25,7 +25,7 @@ struct FakeVcpu {
     stopped_until: Option<Instant>,
     /// Start of its present run.
     runs_since: Option<Instant>,
-    /// Its runs.
+    /// Start and end of each run on a CPU.
     runs: Vec<(Instant, Instant)>,
     orders: u64,
 }

@@ -26,7 +26,7 @@ pub(super) struct VmSettings {
 }
 
 impl VmSettings {
-    /// Its terms. They come from the VM's file and its owner, and from nothing that a shard says.
+    /// Its terms. They come from the VM's file and its owner, and from no report of a shard.
     pub(super) fn terms(&self) -> Terms {
         let permille = |cpus: f64| (cpus * 1000.0).clamp(1.0, f64::from(u32::MAX)) as u32;
         Terms {

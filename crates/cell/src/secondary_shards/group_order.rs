@@ -7,7 +7,7 @@
 use shard_api::launch::{Answer, OrderId};
 
 /// Maximum number of answers of one shard that are kept until its order has a number. A shard answers the few
-/// orders that it has; one in a guest's hands may send more.
+/// orders that it has; one under a guest's control may send more.
 const EARLY_MAX: usize = 8;
 
 /// An order to several shards, by their numbers among these.

@@ -24,7 +24,7 @@ use crate::shard_process::ShardProcess;
 pub enum Adopted {
     /// No process has served it. Its keeper has just been started, and has nothing of it.
     New(Keeper),
-    /// It runs.
+    /// Its guest runs.
     Boot(AdoptedBoot),
     /// It was between two boots. Its keeper has no process of it.
     Between(Arc<Keeper>),
@@ -37,7 +37,7 @@ pub enum Adopted {
 pub struct AdoptedBoot {
     /// The VM's keeper.
     pub(crate) keeper: Arc<Keeper>,
-    /// Its shard.
+    /// Shard that has the VM's devices; the only one, unless the VM spans cells.
     pub(crate) home: Arc<ShardProcess>,
     /// Its shards beside the home, until they are watched.
     pub(crate) parts: Vec<SecondaryShard>,

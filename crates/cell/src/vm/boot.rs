@@ -14,7 +14,7 @@ use keeper::spawn::Namespaces;
 use registry::vms::Record;
 use shard_api::launch::{DiskLaunch, Ending, Fd, HomeMemory, Launch, Report};
 use shard_api::ports;
-use subnet::HelperProcess;
+use subnet::CardProcess;
 
 use super::full_disks::FullDisks;
 use super::keeper::start_keeper;
@@ -378,7 +378,7 @@ impl RunningBoot<'_> {
                     .note(&format!("its keeper still has the former state: {error}"));
             }
         }
-        let cards: Vec<u32> = self.opened.helpers().map(HelperProcess::id).collect();
+        let cards: Vec<u32> = self.opened.card_processes().map(CardProcess::id).collect();
         let prepared = &self.prepared;
         progress(Progress::Booted(Booted {
             pid: self.home.pid,
@@ -445,7 +445,7 @@ pub(super) fn killed_for_memory(handle: &VmHandle) -> u64 {
     group.map_or(0, |group| group.killed_for_memory())
 }
 
-/// The names of the disks with these numbers. A shard in a guest's hands may report any number.
+/// The names of the disks with these numbers. A shard under a guest's control may report any number.
 fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
     let is_named = |number: &usize| numbers.iter().any(|named| usize::from(*named) == *number);
     let named = disks.iter().enumerate().filter(|(number, _)| is_named(number));

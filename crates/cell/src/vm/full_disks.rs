@@ -1,7 +1,7 @@
 //! Rate limit on updates of a VM's record about its full disks. Without I/O, clock or threads.
 //!
-//! A shard may be in a guest's hands. One that reports other disks again and again would have the record and
-//! the user's journal written each time.
+//! A shard may be under a guest's control. One that reports other disks again and again would have the record
+//! and the user's journal written each time.
 
 use std::time::{Duration, Instant};
 

@@ -391,7 +391,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         }
     }
 
-    /// Returns whether the page is a table as far as this node knows, and this node has room.
+    /// Returns whether the page is a table by this node's records, and this node has room.
     fn agrees(&self, page: Page, level: Level) -> bool {
         let is_linked = level == self.top || self.twins.links(page, level) > 0;
         is_linked && self.twins.round(page).is_none() && self.twins.has_room()

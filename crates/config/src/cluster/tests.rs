@@ -114,23 +114,50 @@ fn errors_in_cells_have_their_place() {
 }
 
 #[test]
-fn errors_in_borrowing_have_their_place() {
-    for (keys, message, place) in [
-        ("automatic = 1", "where true or false belongs", "1"),
-        ("chunks = \"4M\"", "unknown key `chunks`", "chunks"),
-        ("chunk = \"1K\"", "1K is too little", "\"1K\""),
+fn errors_in_tables_of_settings_have_their_place() {
+    for (table, keys, message, place) in [
+        ("borrowing", "automatic = 1", "where true or false belongs", "1"),
+        ("borrowing", "chunks = \"4M\"", "unknown key `chunks`", "chunks"),
+        ("borrowing", "chunk = \"1K\"", "1K is too little", "\"1K\""),
         (
+            "borrowing",
             "automatic = false\nfloor = \"4M\"",
             "cells borrow nothing by themselves",
             "\"4M\"",
         ),
         (
+            "borrowing",
             "low_water = \"8M\"\nfloor = \"4M\"",
             "a floor of 4M below the low water of 8M",
             "\"4M\"",
         ),
+        (
+            "scheduling",
+            "cpus = \"gang\"",
+            "unknown value `gang`",
+            "\"gang\"",
+        ),
+        ("scheduling", "slice = 1", "unknown key `slice`", "slice"),
+        (
+            "scheduling",
+            "cpus = \"gangs\"\ntunables = { slice = 1 }",
+            "unknown key `slice`",
+            "slice",
+        ),
+        (
+            "scheduling",
+            "cpus = \"gangs\"\ntunables = { slice_ns = 1 }",
+            "slice_ns = 1 is not within 10000000 to",
+            "1",
+        ),
+        (
+            "scheduling",
+            "tunables = { slice_ns = 20000000 }",
+            "which `cpus = \"linux\"` does not start",
+            "{ slice_ns = 20000000 }",
+        ),
     ] {
-        let text = format!("[[cells]]\ncpus = \"1\"\n[borrowing]\n{keys}\n");
+        let text = format!("[[cells]]\ncpus = \"1\"\n[{table}]\n{keys}\n");
         let (said, at) = refused(&text);
         assert!(said.contains(message), "{text:?}: {said}");
         assert_eq!(at, place, "{text:?}");
@@ -150,31 +177,7 @@ fn borrowing_begins_by_itself_unless_the_file_turns_it_off() {
 }
 
 #[test]
-fn errors_in_scheduling_have_their_place() {
-    for (keys, message, place) in [
-        ("cpus = \"gang\"", "unknown value `gang`", "\"gang\""),
-        ("slice = 1", "unknown key `slice`", "slice"),
-        (
-            "cpus = \"gangs\"\ntunables = { slice = 1 }",
-            "unknown key `slice`",
-            "slice",
-        ),
-        (
-            "cpus = \"gangs\"\ntunables = { slice_ns = 1 }",
-            "slice_ns = 1 is not within 10000000 to",
-            "1",
-        ),
-        (
-            "tunables = { slice_ns = 20000000 }",
-            "which `cpus = \"linux\"` does not start",
-            "{ slice_ns = 20000000 }",
-        ),
-    ] {
-        let text = format!("[[cells]]\ncpus = \"1\"\n[scheduling]\n{keys}\n");
-        let (said, at) = refused(&text);
-        assert!(said.contains(message), "{text:?}: {said}");
-        assert_eq!(at, place, "{text:?}");
-    }
+fn gangs_are_refused_on_cpus_that_cells_share() {
     let shared = "shared_cpus = true\n[[cells]]\ncpus = \"1\"\n[scheduling]\ncpus = \"gangs\"\n";
     let (said, at) = refused(shared);
     assert!(said.contains("two drivers"), "{said}");

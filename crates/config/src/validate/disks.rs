@@ -1,4 +1,4 @@
-//! Disks.
+//! Checks of the disks of a VM: formats, modes, devices and combinations.
 
 use crate::fault::{Fault, fault};
 use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, OnFullSpec};

@@ -1,4 +1,4 @@
-//! Network cards.
+//! Checks of the network cards of a VM: kinds, addresses and forwarded ports.
 
 use crate::fault::{Fault, fault};
 use crate::vm::{NetKind, NetSpec};

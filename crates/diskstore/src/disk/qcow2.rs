@@ -115,7 +115,7 @@ impl Qcow2Store {
 enum Place {
     /// A layer's file, unchanged.
     At { depth: usize, offset: u64, bytes: u64 },
-    /// No file.
+    /// No file: the range reads as zeroes.
     Zeroes { bytes: u64 },
     /// Compressed clusters.
     Encoded { bytes: u64 },

@@ -33,7 +33,7 @@ impl Ring {
         if done < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, owned by nobody else.
+        // SAFETY: just opened, nothing else owns it.
         let done = unsafe { OwnedFd::from_raw_fd(done) };
         let numbers: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let submitter = ring.submitter();

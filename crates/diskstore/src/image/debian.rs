@@ -283,7 +283,7 @@ fn settings(overlay: &Path, agent: &Path) -> std::io::Result<()> {
 
 const NETWORK: &str = "[Match]\nName=en* eth*\n\n[Network]\nDHCP=yes\n";
 
-/// The console belongs to the VM: its users own the VM, so it asks for no password.
+/// The console belongs to the VM: its users own the VM, so it requires no password.
 const AUTOLOGIN: &str = "[Service]\nExecStart=\nExecStart=-/sbin/agetty --autologin root --keep-baud \
                          115200,57600,38400,9600 - $TERM\n";
 

@@ -123,7 +123,7 @@ pub enum ImageError {
     /// Its record is invalid.
     #[error("image {name} is damaged: {reason}; `mirrorball image rm {name}` and build it again")]
     Damaged {
-        /// The image.
+        /// Name of the image.
         name: String,
         /// Cause of the failure.
         reason: String,

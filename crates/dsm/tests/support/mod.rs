@@ -16,7 +16,7 @@ use urpc::pipe::Pipe;
 /// Longer than any test may take.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// A memory.
+/// Nodes of one memory, all in this process.
 #[allow(dead_code, reason = "not every test program has one in its own process")]
 pub struct Nodes {
     pub nodes: Vec<Node>,

@@ -3,7 +3,7 @@
 //!
 //! The first page holds a number that node 0 writes and sends, so that each node can check that it sees the
 //! same memory. Then each pair of nodes has four pipes for each page server: control from the lower node and
-//! from the higher one, and bulk likewise. The caller sees to it that one session uses a memory at a time.
+//! from the higher one, and bulk likewise. The caller ensures that one session uses a memory at a time.
 
 use std::fs::File;
 use std::io;

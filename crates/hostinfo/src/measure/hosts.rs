@@ -1,7 +1,7 @@
 //! The latency to other hosts: the time in which a TCP connection is made, which is one round trip between
 //! kernels.
 //!
-//! Cells have no message that only asks for an answer. A message over TLS, with the two wake-ups at its end,
+//! Cells have no message that only requests an answer. A message over TLS, with the two wake-ups at its end,
 //! takes about as long as such a connection.
 
 use std::io;

@@ -9,7 +9,7 @@
 //! | `TAKE` | takes the messages that follow, then answers; the sender sends without a pause and is timed |
 //! | `GIVE` | sends as many, then the time that this took |
 //! | `COPY` | copies a buffer that the first has just written, and sends the time that this took |
-//! | `FILL` | writes its buffer and hands it over, to be copied by the first |
+//! | `FILL` | writes its buffer and passes it on, to be copied by the first |
 //!
 //! Rounds of all requests follow one another until the time is over, and medians count. The first round fills
 //! the caches.
@@ -135,7 +135,7 @@ struct Prober {
     /// Passes buffers. A message follows each, so the receiver never blocks here.
     give: mpsc::Sender<Vec<u64>>,
     take: mpsc::Receiver<Vec<u64>>,
-    /// Buffer that is written and handed over, and buffer that is copied into.
+    /// Buffer that is written and passed on, and buffer that is copied into.
     own: Vec<u64>,
     copy: Vec<u64>,
     give_up: Instant,
@@ -276,7 +276,7 @@ impl Prober {
         Some(nanos(start))
     }
 
-    /// Writes the own buffer, which puts it into this CPU's cache, and hands it over.
+    /// Writes the own buffer, which puts it into this CPU's cache, and passes it on.
     fn hand_over(&mut self, kind: u32) -> Option<()> {
         let mut own = std::mem::take(&mut self.own);
         let next = own[0].wrapping_add(1);

@@ -130,7 +130,7 @@ pub struct HostSum {
 pub struct MemoryUse {
     /// The running VMs, one row each.
     pub vms: Vec<VmMemory>,
-    /// Their sum.
+    /// Sum over all rows of `vms`.
     pub total: VmMemory,
     /// The files under the VMs, the largest first.
     pub files: Vec<FileMemory>,
@@ -234,7 +234,7 @@ fn row(vm: &VmReading, unmapped: &Unmapped, disk_bytes: u64) -> VmMemory {
 struct Unmapped {
     /// In memory: not mapped yet, or not any more.
     resident: u64,
-    /// Swapped out.
+    /// On the host's swap space.
     swapped: u64,
 }
 

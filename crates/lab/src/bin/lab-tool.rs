@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lab-tool serve PORT          says `up`, takes one connection, sends back all that comes
-//! lab-tool ask ADDRESS PORT    sends some megabytes there, and says what it got back
+//! lab-tool ask ADDRESS PORT    sends some megabytes there, and prints what it received
 //! lab-tool reflect PORT        says `up`, and sends back each datagram, until it is killed
 //! lab-tool probe ADDRESS PORT COUNT   sends COUNT messages, 20 ms apart; prints the number of replies and
 //!                                     the shortest round trip

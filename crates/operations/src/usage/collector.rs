@@ -97,7 +97,7 @@ impl Collector {
         })
     }
 
-    /// Asks all sources but VMs of cells; returns those to wait for.
+    /// Queries all sources but VMs of cells; returns those to wait for.
     fn ask(&mut self, plan: &[CellPlan], records: &[Record], unknown: &mut Vec<Unknown>) -> BTreeSet<Source> {
         let mut asked = BTreeSet::new();
         let mut note = |source: Source, begun: io::Result<()>| match begun {
@@ -140,7 +140,7 @@ impl Collector {
         asked
     }
 
-    /// Asks the process that serves a VM, if the VM runs.
+    /// Queries the process that serves a VM, if the VM runs.
     fn ask_vm(&mut self, record: &Record) -> io::Result<()> {
         if record.state != State::Running {
             return Ok(());
@@ -189,7 +189,7 @@ impl Collector {
         }
     }
 
-    /// Takes the reports of VMs outside the cells, and asks those that their cell does not serve.
+    /// Takes the reports of VMs outside the cells, and queries those that their cell does not serve.
     fn take_vms(&mut self, plan: &[CellPlan], records: &[Record], deadline: Instant, reports: &mut Reports) {
         let is_told = |record: &&Record| {
             let of_cell = reports.vcpus.iter().any(|vcpu| vcpu.vm == record.name);

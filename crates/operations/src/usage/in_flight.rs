@@ -15,9 +15,7 @@ const STACK_BYTES: usize = 512 << 10;
 /// An answer, and the time at which it came.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Arrived<T> {
-    /// The time.
     pub(super) at: Instant,
-    /// The answer.
     pub(super) answer: T,
 }
 

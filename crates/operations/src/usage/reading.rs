@@ -48,7 +48,7 @@ impl Unknown {
     }
 }
 
-/// State of a cell.
+/// Whether a cell answers and takes VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CellState {
@@ -86,11 +86,11 @@ pub struct CellReading {
     pub host: Option<String>,
     /// Whether it is a cell of this host.
     pub is_here: bool,
-    /// Its state.
+    /// The cluster's view of it; none if no cell has reported.
     pub state: Option<CellState>,
     /// The id of its process.
     pub pid: Option<u32>,
-    /// Its CPUs.
+    /// Numbers of the host's CPUs that it has.
     pub cpus: Vec<usize>,
     /// The NUMA nodes of its memory.
     pub nodes: Vec<u32>,
@@ -150,7 +150,7 @@ pub struct QueueMoves {
     pub ordered: Option<u64>,
 }
 
-/// State of a VM.
+/// Whether a VM runs, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
@@ -158,7 +158,7 @@ pub enum VmState {
     Starting,
     /// Its vCPUs run.
     Running,
-    /// It is paused.
+    /// Its vCPUs stand still by a user's order, `pause`.
     Paused,
     /// Writes of its disks wait for room on the host.
     DiskFull,
@@ -176,28 +176,28 @@ impl VmState {
     }
 }
 
-/// A VM.
-#[derive(Clone, Debug, PartialEq)]
+/// Settings, place and memory of a VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmReading {
     /// The VM's name.
     pub vm: String,
-    /// Its state.
+    /// Whether it starts, runs, is paused, or waits for room.
     pub state: VmState,
     /// Its cell, or its home's, in a cluster of the caller's.
     pub cell: Option<u16>,
     /// Its cell in the host's cluster, which has admitted the caller.
     pub host_cell: Option<u16>,
-    /// The cells that it spans.
+    /// The cells that it spans; empty if it does not.
     pub span: Vec<u16>,
     /// Number of its vCPUs.
     pub vcpus: u8,
-    /// Its weight; none without one.
+    /// Its weight; `null` without one.
     pub cpu_weight: Option<u16>,
-    /// Host CPUs that it uses at most; none without a limit.
+    /// Host CPUs that it uses at most; `null` without a limit.
     pub cpu_limit: Option<f64>,
     /// Its guest's memory, in bytes.
     pub memory_bytes: u64,
-    /// Memory of the host that it takes, in bytes.
+    /// Memory of the host that it takes, in bytes; measured every 5 s.
     pub host_bytes: Option<u64>,
     /// Memory of it that is swapped out, in bytes.
     pub swapped_bytes: Option<u64>,
@@ -206,19 +206,20 @@ pub struct VmReading {
 }
 
 /// A vCPU, and the thread that runs it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VcpuReading {
     /// The VM's name.
     pub vm: String,
     /// The vCPU's number.
     pub vcpu: u8,
     /// Time at which its counters arrived, by the clock of [`Reading::at_ms`].
+    #[serde(skip)]
     pub at_ms: u64,
     /// Cell in which it runs.
     pub cell: Option<u16>,
     /// The shard's process.
     pub shard_pid: Option<i32>,
-    /// Id of the thread.
+    /// Thread id (`gettid`) on the host.
     pub thread_id: Option<i32>,
     /// Host CPUs that the thread may use.
     pub cpus: Option<Vec<usize>>,
@@ -228,7 +229,8 @@ pub struct VcpuReading {
     pub is_pinned: bool,
     /// Whether it is halted now.
     pub is_halted: Option<bool>,
-    /// Its counters.
+    /// Counters since the guest's boot.
+    #[serde(flatten)]
     pub counters: Counters,
 }
 

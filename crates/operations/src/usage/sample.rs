@@ -4,13 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use registry::cluster::interface::LentMemory;
 use serde::Serialize;
 
 use super::rates::{Rates, busy_milli, sum};
-use super::reading::{
-    CellReading, Counters, CpuQueue, CpuReading, Reading, Unknown, VcpuReading, VmReading, VmState,
-};
+use super::reading::{CellReading, CpuQueue, CpuReading, Reading, Unknown, VcpuReading, VmReading};
 
 /// A reading, and the rates since the one before.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -57,26 +54,13 @@ pub struct CpuVcpu {
     pub is_bound: bool,
 }
 
-/// A VM.
+/// A VM, and the rates of its vCPUs together. Each rate is `null` if it is unknown of one vCPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmUse {
-    /// The VM's name.
-    pub vm: String,
-    /// Its state.
-    pub state: VmState,
-    /// Its cell, or its home's, in a cluster of the caller's.
-    pub cell: Option<u16>,
-    /// Its cell in the host's cluster, which has admitted the caller.
-    pub host_cell: Option<u16>,
-    /// The cells that it spans; empty if it does not.
-    pub span: Vec<u16>,
-    /// Number of its vCPUs.
-    pub vcpus: u8,
-    /// Its weight; `null` without one.
-    pub cpu_weight: Option<u16>,
-    /// Host CPUs that it uses at most; `null` without a limit.
-    pub cpu_limit: Option<f64>,
-    /// CPU time of its vCPUs together; `null` if it is unknown of one. So are the next three.
+    /// The VM as it was read.
+    #[serde(flatten)]
+    pub reading: VmReading,
+    /// CPU time.
     pub run_milli: Option<u64>,
     /// Time that they were ready and waited for a CPU.
     pub wait_milli: Option<u64>,
@@ -86,39 +70,16 @@ pub struct VmUse {
     pub halt_milli: Option<u64>,
     /// Number of their moves between CPUs since the sample before.
     pub migrated: Option<u64>,
-    /// Its guest's memory, in bytes.
-    pub memory_bytes: u64,
-    /// Memory of the host that it takes, in bytes; measured every 5 s.
-    pub host_bytes: Option<u64>,
-    /// Memory of it that is swapped out, in bytes.
-    pub swapped_bytes: Option<u64>,
-    /// Memory that its cell borrowed for it, by lender.
-    pub borrowed: Vec<LentMemory>,
 }
 
-/// A vCPU, and the thread that runs it.
+/// A vCPU with its thread, and the rates since the sample before.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VcpuUse {
-    /// The VM's name.
-    pub vm: String,
-    /// The vCPU's number.
-    pub vcpu: u8,
-    /// Cell in which it runs.
-    pub cell: Option<u16>,
+    /// The vCPU as it was read.
+    #[serde(flatten)]
+    pub reading: VcpuReading,
     /// Cell in which it ran at the sample before, if that was another one.
     pub moved_from: Option<u16>,
-    /// The shard's process.
-    pub shard_pid: Option<i32>,
-    /// Id of the thread.
-    pub thread_id: Option<i32>,
-    /// Host CPUs that the thread may use.
-    pub cpus: Option<Vec<usize>>,
-    /// Host CPU that it used last.
-    pub last_cpu: Option<usize>,
-    /// Whether its user has pinned it to CPUs.
-    pub is_pinned: bool,
-    /// Whether it is halted now.
-    pub is_halted: Option<bool>,
     /// CPU time.
     pub run_milli: Option<u64>,
     /// Time that it was ready and waited for a CPU.
@@ -133,9 +94,6 @@ pub struct VcpuUse {
     pub exits_per_s: Option<u64>,
     /// Number of its moves between CPUs since the sample before.
     pub migrated: Option<u64>,
-    /// Its counters since the boot.
-    #[serde(flatten)]
-    pub counters: Counters,
 }
 
 impl Sample {
@@ -169,16 +127,8 @@ fn vcpu_use(before: Option<&VcpuReading>, after: &VcpuReading) -> VcpuUse {
     let rates = before.map_or_else(Rates::default, |before| Rates::between(before, after));
     let cell_before = before.and_then(|before| before.cell);
     VcpuUse {
-        vm: after.vm.clone(),
-        vcpu: after.vcpu,
-        cell: after.cell,
+        reading: after.clone(),
         moved_from: cell_before.filter(|cell| after.cell.is_some_and(|now| now != *cell)),
-        shard_pid: after.shard_pid,
-        thread_id: after.thread_id,
-        cpus: after.cpus.clone(),
-        last_cpu: after.last_cpu,
-        is_pinned: after.is_pinned,
-        is_halted: after.is_halted,
         run_milli: rates.run_milli,
         wait_milli: rates.wait_milli,
         spin_milli: rates.spin_milli,
@@ -186,34 +136,23 @@ fn vcpu_use(before: Option<&VcpuReading>, after: &VcpuReading) -> VcpuUse {
         halts_per_s: rates.halts_per_s,
         exits_per_s: rates.exits_per_s,
         migrated: rates.migrated,
-        counters: after.counters,
     }
 }
 
 fn vm_use(vm: &VmReading, vcpus: &[VcpuUse]) -> VmUse {
-    let own: Vec<&VcpuUse> = vcpus.iter().filter(|vcpu| vcpu.vm == vm.vm).collect();
+    let own = vcpus.iter().filter(|vcpu| vcpu.reading.vm == vm.vm);
+    let own: Vec<&VcpuUse> = own.collect();
     let all = |of: fn(&VcpuUse) -> Option<u64>| {
         let is_whole = own.len() == usize::from(vm.vcpus);
         sum(own.iter().map(|vcpu| of(vcpu))).filter(|_| is_whole)
     };
     VmUse {
-        vm: vm.vm.clone(),
-        state: vm.state,
-        cell: vm.cell,
-        host_cell: vm.host_cell,
-        span: vm.span.clone(),
-        vcpus: vm.vcpus,
-        cpu_weight: vm.cpu_weight,
-        cpu_limit: vm.cpu_limit,
+        reading: vm.clone(),
         run_milli: all(|vcpu| vcpu.run_milli),
         wait_milli: all(|vcpu| vcpu.wait_milli),
         spin_milli: all(|vcpu| vcpu.spin_milli),
         halt_milli: all(|vcpu| vcpu.halt_milli),
         migrated: all(|vcpu| vcpu.migrated),
-        memory_bytes: vm.memory_bytes,
-        host_bytes: vm.host_bytes,
-        swapped_bytes: vm.swapped_bytes,
-        borrowed: vm.borrowed.clone(),
     }
 }
 

@@ -72,7 +72,7 @@ fn rates_are_differences_of_counters_by_the_time_between_them() {
     assert_eq!(shares, [Some(500), Some(50), Some(150)]);
     // 21 halts in 2 s.
     assert_eq!((used.halts_per_s, used.exits_per_s), (Some(11), Some(105)));
-    assert_eq!(used.counters.ran_ms, Some(1_500));
+    assert_eq!(used.reading.counters.ran_ms, Some(1_500));
     assert_eq!((used.spin_milli, used.migrated), (None, None));
 }
 
@@ -82,7 +82,7 @@ fn first_reading_has_no_rates() {
     let sample = Sample::between(None, &after);
     assert_eq!(sample.interval_ms, None);
     assert_eq!((sample.vcpus[0].run_milli, sample.vms[0].run_milli), (None, None));
-    assert_eq!(sample.vcpus[0].counters.ran_ms, Some(500));
+    assert_eq!(sample.vcpus[0].reading.counters.ran_ms, Some(500));
 }
 
 #[test]

@@ -10,14 +10,14 @@ use super::set::CpuSet;
 use super::topology::Topology;
 use super::{CpuId, VcpuId, VmId};
 
-/// Part of the machine that a rule speaks of.
+/// Part of the machine to which a rule applies.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Scope {
-    /// One CPU.
+    /// Each CPU by itself.
     Cpu,
-    /// One NUMA node.
+    /// All CPUs of a NUMA node together.
     Node,
-    /// One cell.
+    /// All CPUs of a cell together.
     Cell,
 }
 
@@ -46,27 +46,27 @@ impl fmt::Display for Scope {
 pub enum Rule {
     /// One vCPU of a VM, or all, run on these CPUs only.
     Within {
-        /// The VM.
+        /// VM whose vCPUs the rule confines.
         vm: VmId,
         /// The vCPU; all when none.
         index: Option<u16>,
-        /// The CPUs.
+        /// CPUs of the machine that the vCPUs may use.
         cpus: CpuSet,
     },
     /// Two VMs run in one node, or in one cell.
     Together {
-        /// One VM.
+        /// First VM of the pair; the order has no effect.
         one: VmId,
-        /// The other.
+        /// Second VM of the pair.
         other: VmId,
         /// Node or cell. A CPU counts as its node.
         scope: Scope,
     },
     /// Two VMs never have vCPUs in the same CPU, node or cell.
     Apart {
-        /// One VM.
+        /// First VM of the pair; the order has no effect.
         one: VmId,
-        /// The other.
+        /// Second VM of the pair.
         other: VmId,
         /// CPU, node or cell.
         scope: Scope,
@@ -80,36 +80,36 @@ pub enum Contradiction {
     NoCpu(VcpuId),
     /// Some vCPUs of a VM have fewer CPUs than they are, so two of them would share one.
     TooFewCpus {
-        /// The VM.
+        /// VM to which the rules apply.
         vm: VmId,
-        /// The vCPUs.
+        /// Numbers of the vCPUs that share too few CPUs.
         vcpus: Vec<u16>,
         /// Number of the CPUs that they may use.
         cpus: usize,
     },
     /// Two VMs shall be together and apart.
     TogetherAndApart {
-        /// One VM.
+        /// First VM of the rules.
         one: VmId,
-        /// The other.
+        /// Second VM of the rules.
         other: VmId,
         /// Scope of the rule that keeps them apart.
         scope: Scope,
     },
     /// VMs that shall be together have no node or cell in which each has CPUs.
     NoCommonPlace {
-        /// The VMs.
+        /// VMs that shall be together, directly or by way of others.
         vms: Vec<VmId>,
         /// Node or cell.
         scope: Scope,
     },
     /// VMs that shall be apart may only run in the same node or cell, or the same CPUs.
     NoSeparatePlace {
-        /// One VM.
+        /// First VM of the rule.
         one: VmId,
-        /// The other.
+        /// Second VM of the rule.
         other: VmId,
-        /// The scope.
+        /// Scope of the rule that keeps them apart.
         scope: Scope,
     },
 }

@@ -24,7 +24,7 @@ pub enum Class {
 /// Claim of a VM at a time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Standing {
-    /// Its class.
+    /// Whether its reservation or its weight decides now.
     pub class: Class,
     /// Whether it has reached its cap.
     pub is_throttled: bool,

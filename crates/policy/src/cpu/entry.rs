@@ -2,7 +2,7 @@
 
 use super::{CpuId, Nanos};
 
-/// State of a vCPU.
+/// Whether a vCPU has work, and a CPU.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum VcpuState {
     /// Halted for longer than the hysteresis. Its gang does not need it.
@@ -20,7 +20,7 @@ pub enum VcpuState {
 pub struct VcpuEntry {
     /// CPU on whose queue it is, or to which it is on its way.
     pub cpu: CpuId,
-    /// Its state.
+    /// Whether it has work, and a CPU.
     pub state: VcpuState,
     /// Its part of its VM's virtual time; the sum of all parts, which may wrap, is the VM's.
     pub vtime: Nanos,

@@ -15,9 +15,9 @@ use super::{CpuId, Nanos, VcpuId, VmId};
 /// Place of a VM in the order. The lesser one goes first.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Rank {
-    /// Its class.
+    /// Class by its reservation: a reserved VM goes before a shared one.
     pub class: Class,
-    /// Its virtual time.
+    /// CPU time over weight, nanoseconds.
     pub vtime: Nanos,
     /// Earliest time since which one of its busy vCPUs has waited or run uncharged.
     pub since: Nanos,
@@ -30,7 +30,7 @@ pub struct Rank {
 pub struct Gang {
     /// Its place in the order.
     pub rank: Rank,
-    /// Its terms.
+    /// Weight, reservation and cap.
     pub terms: Terms,
     /// Number of its vCPUs that are not idle.
     pub busy: u16,
@@ -135,7 +135,7 @@ pub fn is_runnable(
 /// Candidate of one CPU's queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Candidate {
-    /// Its VM.
+    /// VM of the vCPU in that slot.
     pub gang: Gang,
     /// Slot of the queue.
     pub slot: usize,

@@ -17,14 +17,14 @@ use super::{CpuId, Nanos, VcpuId, VmId};
 pub enum Search {
     /// vCPU to take.
     Found {
-        /// The vCPU.
+        /// vCPU whose move lets its VM run.
         vcpu: VcpuId,
         /// CPU that has it.
         owner: CpuId,
     },
     /// None now; the first that may be taken has waited long enough at this time.
     Later(Nanos),
-    /// None.
+    /// No vCPU may be taken, now or by waiting.
     Nothing,
 }
 

@@ -24,7 +24,7 @@ pub enum MoveReason {
 pub enum Refusal {
     /// The vCPU is not on that queue.
     NotHere,
-    /// It runs.
+    /// It runs, so it does not wait for a CPU.
     Running,
     /// It has not waited long enough, or moved a short time ago.
     TooSoon,
@@ -47,7 +47,7 @@ pub enum Message {
     /// Run the algorithm again, because the sender's choice concerns a VM that you both have. It is no order
     /// to run that VM. The answer is [`Message::Answer`].
     Reconsider {
-        /// The VM.
+        /// VM that both drivers have.
         vm: VmId,
         /// Whether the sender has taken that VM off its CPU for another one, so that the gang is not whole.
         is_displaced: bool,
@@ -56,48 +56,48 @@ pub enum Message {
     },
     /// Word of the sender after its decision.
     Answer {
-        /// The word.
+        /// Mode, gang and load of the sender's CPU.
         word: Word,
     },
     /// Take a vCPU from another driver. Only the receiver starts a transfer, so that it alone guards its
     /// queue against two vCPUs of one VM.
     Suggest {
-        /// The vCPU.
+        /// vCPU to request from its owner.
         vcpu: VcpuId,
         /// CPU that has it.
         owner: CpuId,
-        /// The reason.
+        /// Balancer or order behind the suggestion.
         reason: MoveReason,
     },
     /// Give me a vCPU. The answer is [`Message::Take`] or [`Message::Refuse`].
     Give {
-        /// The vCPU.
+        /// vCPU of the receiver's queue.
         vcpu: VcpuId,
-        /// The reason.
+        /// Reason by which the receiver decides whether it refuses.
         reason: MoveReason,
     },
     /// The vCPU, now the receiver's.
     Take {
-        /// The vCPU.
+        /// vCPU that is on no queue until this message is taken.
         vcpu: VcpuId,
-        /// Its entry.
+        /// Entry that the sender published last.
         entry: VcpuEntry,
         /// Whether it was seen to spin without its gang.
         has_spun: bool,
-        /// The reason of the move.
+        /// Reason of the move, for the receiver's counters.
         reason: MoveReason,
     },
     /// A move that was suggested or requested does not take place.
     Refuse {
-        /// The vCPU.
+        /// vCPU that stays where it is.
         vcpu: VcpuId,
-        /// The reason.
+        /// Rule that forbids the move.
         refusal: Refusal,
     },
     /// The VM's virtual time is to be within these bounds: it has slept, or has waited too long. The receiver
     /// has the VM's first vCPU. Repeating it has no effect.
     Adjust {
-        /// The VM.
+        /// VM that has slept, or waited too long.
         vm: VmId,
         /// The least virtual time.
         least: Nanos,
@@ -106,9 +106,9 @@ pub enum Message {
     },
     /// Event of a vCPU that the sender has given away.
     Forward {
-        /// The vCPU.
+        /// vCPU that the receiver, or a later CPU, has.
         vcpu: VcpuId,
-        /// The event.
+        /// Event that came to the former CPU.
         change: Change,
     },
 }
@@ -122,7 +122,7 @@ pub enum Change {
     Halt,
     /// It spins, by the processor's report of pause loops.
     Spin,
-    /// It ended.
+    /// Its VM ended: the driver drops it.
     Remove,
 }
 
@@ -131,30 +131,30 @@ pub enum Change {
 pub enum Event {
     /// The time of the last [`Effect::Timer`] has come. An early or repeated one does nothing.
     Timer,
-    /// A message.
+    /// Message of another driver.
     Message {
         /// CPU of its sender.
         from: CpuId,
-        /// The message.
+        /// Message as it was sent.
         message: Message,
     },
     /// The cell places a new vCPU on this CPU.
     Add {
-        /// The vCPU.
+        /// vCPU that is on no queue.
         vcpu: VcpuId,
         /// Whether it has work.
         is_awake: bool,
     },
     /// Something happened to a vCPU.
     Vcpu {
-        /// The vCPU.
+        /// vCPU of this queue, or one that was given away.
         vcpu: VcpuId,
-        /// The event.
+        /// Work, halt, spinning or end.
         change: Change,
     },
     /// Take a vCPU from its CPU, by order of a person or of the cell.
     Order {
-        /// The vCPU.
+        /// vCPU of another CPU's queue.
         vcpu: VcpuId,
     },
     /// The CPU is gone: unplugged, or no longer in the cell's set. Its driver runs on elsewhere.
@@ -176,16 +176,16 @@ pub enum Effect {
     Slot(u8, Option<VcpuId>),
     /// Publish the CPU's copy of its node of the load tree.
     Load {
-        /// The level.
+        /// Level of the tree; 0 is the CPU itself.
         level: u8,
         /// The load, vCPUs.
         load: u32,
     },
-    /// Send a message.
+    /// Send a message to another driver.
     Send {
         /// CPU of the receiver.
         to: CpuId,
-        /// The message.
+        /// Message, which arrives after all earlier ones to that CPU.
         message: Message,
     },
     /// The move that [`Event::Order`] ordered does not take place.

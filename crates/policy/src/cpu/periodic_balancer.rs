@@ -21,7 +21,7 @@ use super::{CpuId, Nanos, VcpuId};
 /// Move that a pass suggests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Suggestion {
-    /// The vCPU.
+    /// vCPU to move.
     pub vcpu: VcpuId,
     /// CPU that has it.
     pub owner: CpuId,

@@ -4,10 +4,10 @@ use super::entry::{VcpuEntry, VcpuState};
 use super::word::LOAD_MAX;
 use super::{Nanos, VcpuId, VmId};
 
-/// vCPU of a queue.
+/// vCPU of a queue, with the times that only its driver keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Queued {
-    /// Its name.
+    /// Name of the vCPU.
     pub vcpu: VcpuId,
     /// Its published entry.
     pub entry: VcpuEntry,
@@ -45,7 +45,7 @@ pub struct RunQueue {
 }
 
 impl RunQueue {
-    /// The slot of a vCPU.
+    /// Number of the slot that holds a vCPU; none if it is on another queue.
     pub fn slot(&self, vcpu: VcpuId) -> Option<usize> {
         self.slots.iter().position(|one| one.vcpu == vcpu)
     }

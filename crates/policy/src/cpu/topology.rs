@@ -3,12 +3,12 @@
 use super::{CpuId, Nanos};
 use crate::cpu::tunables::Tunables;
 
-/// Place of a CPU.
+/// Cell and NUMA node of a CPU.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CpuPlace {
-    /// Its cell.
+    /// Number of the cell.
     pub cell: u16,
-    /// Its NUMA node.
+    /// Number of the NUMA node in the host.
     pub node: u16,
 }
 
@@ -64,7 +64,7 @@ impl Topology {
         self.neighbours.get(cpu.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// The kind of a move.
+    /// Kind of a move, by the cells and nodes of both CPUs.
     pub fn kind(&self, from: CpuId, to: CpuId) -> MoveKind {
         let (from, to) = (self.place(from), self.place(to));
         if from.cell != to.cell {

@@ -34,7 +34,7 @@ impl Default for Terms {
 /// Published state of the machine: shared memory inside a cell, messages of other cells. Implementations
 /// may return values of up to three ticks ago.
 pub trait View {
-    /// Word of a CPU.
+    /// Word that a CPU's driver published last: its running gang, mode and load.
     fn word(&self, cpu: CpuId) -> Word;
     /// Entry of a vCPU. One that does not exist is idle.
     fn vcpu(&self, vcpu: VcpuId) -> VcpuEntry;
@@ -42,7 +42,7 @@ pub trait View {
     fn queued(&self, cpu: CpuId, slot: usize) -> Option<VcpuId>;
     /// A CPU's copy of its node of the load tree at a level; level 0 is its own load.
     fn load(&self, cpu: CpuId, level: usize) -> u32;
-    /// Terms of a VM.
+    /// Weight, reservation and cap of a VM.
     fn terms(&self, vm: VmId) -> Terms;
     /// Whether affinity lets a vCPU run on a CPU.
     fn may_run(&self, vcpu: VcpuId, cpu: CpuId) -> bool;

@@ -25,7 +25,7 @@ pub struct Word {
     pub version: u16,
     /// Time of the publication in milliseconds, which wraps after 65 s.
     pub beat_ms: u16,
-    /// VM that it runs, if `mode` says that there is one.
+    /// VM that it runs, if `mode` has one.
     pub vm: VmId,
     /// How it runs that.
     pub mode: Mode,

@@ -32,7 +32,7 @@ pub struct OwnMemory {
 /// Another cell as a lender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Home {
-    /// The cell.
+    /// Number of the lender.
     pub cell: u16,
     /// Free memory of that cell itself, as far as this one knows, in bytes.
     pub free_bytes: u64,
@@ -47,7 +47,7 @@ pub struct Home {
 /// Another cell as a borrower.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Holder {
-    /// The cell.
+    /// Number of the borrower.
     pub cell: u16,
     /// Memory that this cell has lent it on request and that none of its VMs uses, as far as this cell
     /// knows, in bytes.
@@ -59,21 +59,21 @@ pub struct Holder {
 pub enum Step {
     /// Requests memory that this cell has lent.
     Recall {
-        /// The holder.
+        /// Cell that holds the memory.
         from: u16,
         /// Maximum amount, in bytes.
         bytes: u64,
     },
     /// Requests a loan.
     Borrow {
-        /// The home.
+        /// Cell whose memory it is.
         from: u16,
         /// The amount, in bytes.
         bytes: u64,
     },
     /// Returns borrowed memory.
     Return {
-        /// The home.
+        /// Cell whose memory it is.
         to: u16,
         /// The amount, in bytes.
         bytes: u64,

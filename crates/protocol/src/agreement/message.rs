@@ -60,7 +60,7 @@ pub enum Message<K, V> {
         /// The dead cell, and its last life that the sender knows to be dead.
         cell: CellId,
     },
-    /// Asks for a reply again, which may have been lost with a relay.
+    /// Requests a reply again, which may have been lost with a relay.
     Again(Request),
 }
 
@@ -74,7 +74,7 @@ pub enum Request {
 }
 
 impl<K, V> Message<K, V> {
-    /// Returns the request that this message makes, if it asks for replies.
+    /// Returns the request that this message makes, if it requests replies.
     pub fn request(&self) -> Option<Request> {
         match self {
             Self::Ask { claim, .. } => Some(Request::Claim(*claim)),

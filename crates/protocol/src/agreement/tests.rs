@@ -17,7 +17,7 @@ fn keys_of_a_forgotten_cell_are_free() {
     node.link(id(1));
     let (mine, yours) = ([('a', 7), ('c', 9)].into(), [].into());
     node.take(id(1), Message::Hello { mine, yours }, None);
-    // It has a vote for one more, and dies before it tells what came of it.
+    // It has a vote for one more, and dies before it reports the result.
     let voted = node.take(id(1), Message::Ask { claim: 1, key: 'd' }, None);
     assert!(matches!(voted[..], [Effect::Reply { .. }]), "{voted:?}");
     node.dead(id(1));
@@ -40,7 +40,7 @@ fn keys_of_a_forgotten_cell_are_free() {
     }
 }
 
-/// Two linked cells, each of which knows the entry `key` of cell 2.
+/// Two linked cells, each of which has the entry `key` of cell 2.
 fn two_that_know(key: char) -> [Node<char, u8>; 2] {
     [0, 1].map(|number| {
         let mut node = Node::new(id(number));

@@ -1,6 +1,6 @@
 //! Replies that a relay gathers, so that its source gets one packet for all cells below it.
 //!
-//! A relay that forwards a message which asks for replies waits for the reply of each cell below it and for
+//! A relay that forwards a message which requests replies waits for the reply of each cell below it and for
 //! its own. When it has them all, it sends them up as one packet. Equal replies are one body with a list of
 //! cells. A reply that must not wait goes up at once, alone.
 //!
@@ -15,7 +15,7 @@ use super::WINDOW;
 use super::packet::{Gathered, Packet};
 use crate::CellId;
 
-/// Ticks for which a relay waits for replies. Less than the ticks after which a source asks again.
+/// Ticks for which a relay waits for replies. Less than the ticks after which a source repeats its request.
 const GATHER_TICKS: u8 = 2;
 
 /// The way of a reply: by the relay that brought the message.

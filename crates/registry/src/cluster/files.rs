@@ -9,22 +9,18 @@
 //! `cluster up` writes the plan and `cluster down` removes it. Cells claim their directories. Commands,
 //! monitors, the API and `hostinfo::facts` find cells here.
 
-use std::fs::{self, File};
+mod lock;
+
+use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use config::cluster::{BorrowingSpec, CellPlan, SchedulingSpec, Site};
-use hostfiles::lock::{Flock, Share, at_once, within};
 use hostfiles::{private, replace_file, replace_volatile_file};
-use protocol::CellId;
 use protocol::grant::Amounts;
 
+pub use self::lock::{CellLock, GuardLock};
 use crate::runtime;
-
-/// Time for which a lock may be held by processes that only probe it ([`is_locked`]).
-const PROBE_LIMIT: Duration = Duration::from_millis(200);
 
 /// The directory of a host's cells.
 #[derive(Clone, Debug)]
@@ -33,36 +29,6 @@ pub struct Files(PathBuf);
 /// The directory of one cell.
 #[derive(Clone, Debug)]
 pub struct CellFiles(PathBuf);
-
-/// The exclusive right to run a cell, held until dropped.
-#[derive(Debug)]
-pub struct CellLock {
-    /// Number and incarnation of the cell.
-    pub id: CellId,
-    _lock: Flock<File>,
-}
-
-/// The exclusive right to guard a cell, held until dropped.
-#[derive(Debug)]
-pub struct GuardLock {
-    lock: Flock<File>,
-    path: PathBuf,
-}
-
-impl GuardLock {
-    /// Whether the cell is still the one that the guard began with: its files were not removed, by
-    /// `cluster down`, and not made anew.
-    pub fn is_current(&self) -> bool {
-        let is_same =
-            |now: fs::Metadata, held: fs::Metadata| (now.dev(), now.ino()) == (held.dev(), held.ino());
-        match (fs::metadata(&self.path), self.lock.metadata()) {
-            (Ok(now), Ok(held)) => is_same(now, held),
-            // Without memory or descriptors nothing is known.
-            (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
-            (_, Err(_)) => true,
-        }
-    }
-}
 
 impl Files {
     /// The directory below this user's runtime directory.
@@ -294,53 +260,10 @@ impl CellFiles {
         remove(&self.0.join("ends"))
     }
 
-    /// Whether the cell's process runs.
-    pub fn runs(&self) -> bool {
-        is_locked(&self.0.join("lock"))
-    }
-
-    /// Whether a guard watches over the cell. A guard of the release before does not show.
-    pub fn is_guarded(&self) -> bool {
-        is_locked(&self.0.join("guard.lock"))
-    }
-
-    /// Makes this process the cell's guard.
-    ///
-    /// # Errors
-    /// `ResourceBusy` if another process guards the cell.
-    pub fn claim_guard(&self, number: u16) -> io::Result<GuardLock> {
-        let path = self.0.join("guard.lock");
-        let lock = claim_lock(&path)?;
-        let lock = lock.ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::ResourceBusy,
-                format!("cell {number} has a guard already"),
-            )
-        })?;
-        Ok(GuardLock { lock, path })
-    }
-
     /// Incarnation number of the cell's last process; 0 before the first.
     pub fn life(&self) -> u32 {
         let text = fs::read_to_string(self.0.join("lives")).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
-    }
-
-    /// Makes this process the cell's, with the next incarnation number.
-    ///
-    /// # Errors
-    /// `ResourceBusy` if another process runs the cell.
-    pub fn claim(&self, number: u16) -> io::Result<CellLock> {
-        let lock = claim_lock(&self.0.join("lock"))?;
-        let lock = lock.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
-        })?;
-        let life = self.life() + 1;
-        self.set_life(life)?;
-        Ok(CellLock {
-            id: CellId { number, life },
-            _lock: lock,
-        })
     }
 
     /// Replaces the incarnation number, because the hosts of a cluster count incarnations together.
@@ -406,23 +329,6 @@ impl CellFiles {
     }
 }
 
-/// Acquires the lock of a file, or returns none if another process keeps it.
-fn claim_lock(path: &Path) -> io::Result<Option<Flock<File>>> {
-    match within(path, private::lock_file(path)?, Share::Exclusive, PROBE_LIMIT) {
-        Ok(lock) => Ok(Some(lock)),
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether another process keeps the lock of a file. Holds the lock for a moment itself.
-fn is_locked(path: &Path) -> bool {
-    let Ok(lock) = File::open(path) else {
-        return false;
-    };
-    !matches!(at_once(lock, Share::Shared), Ok(Some(_)))
-}
-
 /// Replaces a file whole. Only this user can read it.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_file(path, private::FILE_MODE, text)
@@ -442,181 +348,4 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use config::cluster::CpuScheduler;
-    use policy::cpu::tunables::Tunables;
-
-    use super::*;
-
-    fn plan() -> Vec<CellPlan> {
-        let cell = |number| CellPlan {
-            number,
-            host: None,
-            cpus: vec![usize::from(number)],
-            nodes: vec![0],
-            memory_bytes: 1 << 30,
-        };
-        vec![cell(0), cell(1)]
-    }
-
-    #[test]
-    fn cell_has_one_process_at_a_time_and_counts_its_incarnations() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        assert!(files.plan().unwrap().is_empty());
-        files.create(&plan(), None).unwrap();
-        assert!(files.running().unwrap().is_empty());
-        let first = files.cell(1).claim(1).unwrap();
-        assert_eq!(first.id, CellId { number: 1, life: 1 });
-        assert_eq!(files.running().unwrap(), plan()[1..]);
-        assert_eq!(
-            files.cell(1).claim(1).unwrap_err().kind(),
-            io::ErrorKind::ResourceBusy
-        );
-        drop(first);
-        assert_eq!(files.cell(1).claim(1).unwrap().id.life, 2);
-        files.remove().unwrap();
-        files.remove().unwrap();
-    }
-
-    #[test]
-    fn guard_without_a_process_occupies_its_cell_and_keeps_a_second_guard_out() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        files.create(&plan(), None).unwrap();
-        assert!(!files.cell(1).is_guarded() && files.occupied().unwrap().is_empty());
-        let guard = files.cell(1).claim_guard(1).unwrap();
-        assert!(files.cell(1).is_guarded() && guard.is_current());
-        assert_eq!(files.occupied().unwrap(), plan()[1..]);
-        assert!(files.running().unwrap().is_empty());
-        let busy = files.cell(1).claim_guard(1).unwrap_err();
-        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
-        // The guard of a failed cell starts no process.
-        files.cell(1).fail().unwrap();
-        assert!(files.occupied().unwrap().is_empty());
-        drop(guard);
-        assert!(files.cell(1).claim_guard(1).is_ok());
-    }
-
-    #[test]
-    fn probe_of_a_lock_keeps_neither_a_process_nor_a_guard_out() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        files.create(&plan(), None).unwrap();
-        drop((
-            files.cell(1).claim_guard(1).unwrap(),
-            files.cell(1).claim(1).unwrap(),
-        ));
-        let probe = |name: &str| {
-            let file = File::open(files.cell(1).0.join(name)).unwrap();
-            at_once(file, Share::Shared).unwrap().expect("nobody keeps it")
-        };
-        let probes = [probe("guard.lock"), probe("lock")];
-        let probing = std::thread::spawn(move || {
-            for probe in probes {
-                std::thread::sleep(Duration::from_millis(20));
-                drop(probe);
-            }
-        });
-        assert!(files.cell(1).claim_guard(1).is_ok() && files.cell(1).claim(1).is_ok());
-        probing.join().unwrap();
-    }
-
-    #[test]
-    fn guard_of_a_cluster_that_was_ended_notices_another_one_in_its_place() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        files.create(&plan(), None).unwrap();
-        let former = files.cell(0).claim_guard(0).unwrap();
-        files.remove().unwrap();
-        assert!(!former.is_current());
-        files.create(&plan(), None).unwrap();
-        let next = files.cell(0).claim_guard(0).unwrap();
-        assert!(!former.is_current() && next.is_current());
-    }
-
-    #[test]
-    fn cell_has_failed_until_its_cluster_is_begun_anew() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        files.create(&plan(), None).unwrap();
-        assert!(!files.cell(1).has_failed());
-        files.cell(1).fail().unwrap();
-        files.cell(1).fail().unwrap();
-        assert!(files.cell(1).has_failed() && !files.cell(0).has_failed());
-        files.create(&plan(), None).unwrap();
-        assert!(!files.cell(1).has_failed());
-    }
-
-    #[test]
-    fn cordon_outlives_the_cells_processes_but_not_the_plan() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        files.create(&plan(), None).unwrap();
-        files.cell(1).cordon(false).unwrap();
-        assert!(!files.cell(1).is_cordoned());
-        files.cell(1).cordon(true).unwrap();
-        files.cell(1).cordon(true).unwrap();
-        drop(files.cell(1).claim(1).unwrap());
-        files.create(&plan(), None).unwrap();
-        assert!(files.cell(1).is_cordoned() && !files.cell(0).is_cordoned());
-        let mut other = plan();
-        other[0].memory_bytes = 1;
-        files.create(&other, None).unwrap();
-        assert!(!files.cell(1).is_cordoned());
-    }
-
-    #[test]
-    fn record_of_loans_outlives_the_process_but_not_the_plan() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        files.create(&plan(), None).unwrap();
-        assert_eq!(files.cell(1).lent().unwrap(), None);
-        let lent = Amounts::from([(0, 1 << 30)]);
-        files.cell(1).keep_lent(&lent).unwrap();
-        files.create(&plan(), None).unwrap();
-        assert_eq!(files.cell(1).lent().unwrap(), Some(lent));
-        let requested = Amounts::from([(0, 1 << 29)]);
-        files.cell(1).keep_lent_on_request(&requested).unwrap();
-        assert_eq!(files.cell(1).lent_on_request().unwrap(), requested);
-        // A crash of the host may leave both empty.
-        for name in ["lent.json", "lent-on-request.json"] {
-            fs::write(files.cell(0).0.join(name), "").unwrap();
-        }
-        assert_eq!(files.cell(0).lent().unwrap(), None);
-        assert!(files.cell(0).lent_on_request().unwrap().is_empty());
-        let mut other = plan();
-        other[0].memory_bytes = 1;
-        files.create(&other, None).unwrap();
-        assert_eq!(files.cell(1).lent().unwrap(), None);
-        assert!(files.cell(1).lent_on_request().unwrap().is_empty());
-    }
-
-    #[test]
-    fn cells_borrow_by_themselves_unless_the_record_says_otherwise() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        assert!(files.borrowing().unwrap().automatic);
-        let off = BorrowingSpec {
-            automatic: false,
-            ..BorrowingSpec::default()
-        };
-        files.set_borrowing(&off).unwrap();
-        assert_eq!(files.borrowing().unwrap(), off);
-    }
-    #[test]
-    fn linux_divides_the_cpus_unless_the_record_says_otherwise() {
-        let directory = tempfile::tempdir().unwrap();
-        let files = Files::at(directory.path());
-        assert_eq!(files.scheduling().unwrap(), SchedulingSpec::default());
-        let gangs = SchedulingSpec {
-            cpus: CpuScheduler::Gangs,
-            tunables: Some(Tunables {
-                slice_ns: 20_000_000,
-                ..Tunables::default()
-            }),
-        };
-        files.set_scheduling(&gangs).unwrap();
-        assert_eq!(files.scheduling().unwrap(), gangs);
-    }
-}
+mod tests;

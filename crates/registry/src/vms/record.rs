@@ -90,7 +90,7 @@ pub struct Record {
     /// Whether it is paused.
     #[serde(default)]
     pub paused: bool,
-    /// Its share group.
+    /// Group whose VMs may map the same pages of files; none outside any.
     #[serde(default)]
     pub share_group: Option<ShareGroup>,
     /// Its files that VMs of another group map; it reads copies of them.
@@ -163,7 +163,7 @@ impl Record {
 /// A placement in a cluster that another user owns.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HostPlace {
-    /// The cell.
+    /// Number of the cell in the owner's cluster.
     pub cell: u16,
     /// Enforcement of the cell's CPU and memory limits.
     pub limits: Limits,

@@ -21,7 +21,7 @@ fn name_stays_taken_while_a_successor_has_the_open_lock() {
     let entry = registry.claim("a").unwrap();
     let (folder, left) = (entry.folder().to_owned(), entry.lock().try_clone_to_owned());
     let left = File::from(left.unwrap());
-    // The predecessor ends like a monitor that hands its VM over: without a destructor.
+    // The predecessor ends like a monitor that transfers its VM: without a destructor.
     std::mem::forget(entry);
     assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));
     let adopted = Entry::adopt(folder.clone(), left).unwrap();

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         eprintln!("mirrorball-shard: {error}");
         return ExitCode::from(2);
     }
-    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
+    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here owns it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
     shard::process::run(&control.into())
 }

@@ -45,7 +45,7 @@ pub enum MachineError {
         /// vCPUs that KVM supports.
         max: usize,
     },
-    /// KVM refused.
+    /// KVM refused an operation.
     #[error("KVM: cannot {what}")]
     Kvm {
         /// The refused operation.

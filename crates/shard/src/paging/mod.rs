@@ -92,7 +92,7 @@ pub enum PagingError {
     File {
         /// Name of the file.
         name: String,
-        /// Reason.
+        /// Error of the host.
         #[source]
         source: io::Error,
     },
@@ -114,7 +114,7 @@ pub struct PagingFiles {
     pub resident_bytes: u64,
 }
 
-/// Counters.
+/// Events since the pager started.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
     zero_faults: u64,

@@ -29,7 +29,7 @@ const JOIN_PAGES: u64 = 4;
 /// another request.
 const TOUCHED_JOIN_PAGES: u64 = 16;
 
-/// Frozen memory.
+/// Files of a VM's frozen memory, which no process writes any more.
 pub struct Frozen {
     /// The memory's file, then the layers.
     pub files: Vec<Arc<File>>,

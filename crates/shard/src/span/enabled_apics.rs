@@ -1,5 +1,5 @@
-//! Set of vCPUs with an enabled local APIC, as one shard knows it. A lowest-priority interrupt goes to one of
-//! them.
+//! Set of vCPUs with an enabled local APIC, by the records of one shard. A lowest-priority interrupt goes to
+//! one of them.
 //!
 //! Reports of one shard about a vCPU arrive in order, but a report of the previous owner may arrive later.
 //! So, as with owners ([`super::owner_table`]), a report with fewer moves changes nothing.
@@ -39,7 +39,7 @@ impl EnabledApics {
         }
     }
 
-    /// Returns the vCPUs with an enabled local APIC, as this shard knows them.
+    /// Returns the vCPUs with an enabled local APIC, by the records of this shard.
     pub fn now(&self) -> Targets {
         self.now
     }

@@ -1,4 +1,4 @@
-//! Owner of each vCPU, the shard that runs it, as one shard knows it.
+//! Owner of each vCPU, the shard that runs it, by the records of one shard.
 //!
 //! Each move of a vCPU gives it a version higher by one, which its new owner reports to all other shards. A
 //! shard without that report sends to the previous owner, which forwards. So no message is lost, however
@@ -54,7 +54,7 @@ impl OwnerTable {
         self.0.len()
     }
 
-    /// Returns the owner of a vCPU as this shard knows it.
+    /// Returns the owner of a vCPU by the records of this shard.
     pub fn of(&self, vcpu: u8) -> Option<Owner> {
         let word = self.0.get(usize::from(vcpu))?;
         Some(Owner::of(word.load(Ordering::Acquire)))

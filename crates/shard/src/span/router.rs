@@ -118,7 +118,7 @@ impl Router {
         self.event_slots.get(usize::from(vcpu))
     }
 
-    /// Returns the owner of a vCPU as this shard knows it.
+    /// Returns the owner of a vCPU by the records of this shard.
     pub fn owner(&self, vcpu: u8) -> Option<Owner> {
         self.owners.of(vcpu)
     }

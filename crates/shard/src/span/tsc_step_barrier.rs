@@ -61,7 +61,7 @@ pub enum StepError {
 /// Counters of steps.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Steps {
-    /// Steps made.
+    /// Number of steps since the shard started.
     pub count: u64,
     /// Steps for which a vCPU took longer than [`EXIT_TIMEOUT`] to leave the guest.
     pub late: u64,

@@ -27,9 +27,9 @@ pub enum ActivityState {
 pub struct VcpuState {
     /// Registers of the vCPU, and its pending events.
     pub processor: Processor,
-    /// Local APIC.
+    /// Local APIC with its pending interrupts and timer.
     pub apic: LocalApic,
-    /// Activity state.
+    /// Whether it runs, is halted, or waits for a start-up interrupt.
     pub activity: ActivityState,
     /// Register of PV EOI ([`super::pv_eoi`]).
     pub pv_eoi: u64,

@@ -387,7 +387,7 @@ impl World {
         }
     }
 
-    /// An adopter lets go of its VM, which has ended or goes on without it.
+    /// An adopter releases its VM, which has ended or goes on without it.
     pub(super) fn adopter_is_over(&mut self, pid: Pid, vm: VmIndex) {
         self.disconnect(pid, vm);
         let Some(process) = self.processes.get_mut(&pid) else {

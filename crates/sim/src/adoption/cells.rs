@@ -138,7 +138,7 @@ impl World {
         true
     }
 
-    /// A monitor asks the cell to adopt its VM, and ends if the cell does.
+    /// A monitor requests that the cell adopt its VM, and ends if the cell does.
     pub(super) fn hand_over(&mut self, pid: Pid) {
         let Some(process) = self.processes.get(&pid) else {
             return;

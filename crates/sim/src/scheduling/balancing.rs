@@ -24,7 +24,7 @@ use crate::{MILLISECOND, SECOND};
 /// Costs of one machine, nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// CPUs.
+    /// Number of CPUs of the machine.
     pub cpus: u16,
     /// A CPU's update of its nodes of the load tree.
     pub update_ns: f64,

@@ -4,7 +4,7 @@ use policy::cpu::topology::MoveKind;
 
 use crate::Time;
 
-/// Times, nanoseconds.
+/// Times of the simulated machine, nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     /// Message between two drivers, one way.

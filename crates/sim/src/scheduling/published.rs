@@ -15,7 +15,7 @@ use policy::cpu::dependency::Dependencies;
 /// Facts of a VM that its cell sets.
 #[derive(Clone, Debug)]
 pub struct VmFacts {
-    /// Its terms.
+    /// Weight, reservation and cap.
     pub terms: Terms,
     /// CPUs on which it may run.
     pub cpus: CpuSet,
@@ -76,7 +76,7 @@ pub struct History {
     /// The states at the last ticks, newest first.
     past: VecDeque<Published>,
     lag_max: usize,
-    /// The VMs.
+    /// Facts of each VM, by its number.
     pub vms: Vec<VmFacts>,
 }
 
@@ -91,7 +91,7 @@ impl History {
         }
     }
 
-    /// Adds a VM.
+    /// Adds a VM whose vCPUs are idle.
     pub fn add(&mut self, facts: VmFacts) {
         self.now
             .entries

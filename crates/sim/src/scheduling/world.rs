@@ -1,11 +1,13 @@
-//! The simulated machine.
+//! The simulated machine: CPUs with drivers, messages between them, and virtual time.
+
+mod guest;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use policy::cpu::dependency::{Dependencies, Use};
 use policy::cpu::driver::Driver;
-use policy::cpu::message::{Change, Effect, Event, Message, Refusal};
+use policy::cpu::message::{Effect, Event, Message, Refusal};
 use policy::cpu::set::CpuSet;
 use policy::cpu::topology::Topology;
 use policy::cpu::tunables::Tunables;
@@ -13,6 +15,7 @@ use policy::cpu::view::Terms;
 use policy::cpu::word::Mode;
 use policy::cpu::{CpuId, VcpuId, VmId};
 
+pub use self::guest::{Vcpu, Vm};
 use super::costs::Costs;
 use super::program::{Phase, Program};
 use super::published::{History, VmFacts};
@@ -20,12 +23,6 @@ use super::round_robin::RoundRobin;
 use crate::chance::Chance;
 use crate::queue::Queue;
 use crate::{MILLISECOND, SECOND, Time};
-
-/// Time of spinning after which the processor reports it. Ours: KVM's window of 4,096 cycles of pauses, and
-/// an exit, are below it.
-const SPIN_REPORT_NS: Time = 20_000;
-/// Time between two reports while it goes on. Ours: a driver that has just left a gang needs one soon.
-const SPIN_REPEAT_NS: Time = 200_000;
 
 /// Time of the drivers' clock at the start: a host has run for a day, so that a jump back has room.
 const CLOCK_START_NS: i64 = 86_400 * SECOND as i64;
@@ -47,46 +44,12 @@ enum Step {
     Tick,
 }
 
-/// vCPU.
-#[derive(Clone, Debug)]
-pub struct Vcpu {
-    /// Its activity.
-    pub phase: Phase,
-    /// CPU that runs it.
-    pub on: Option<CpuId>,
-    /// Start of its run, after the costs of the switch.
-    runs_from: Time,
-    /// CPU of its last run.
-    last_cpu: Option<CpuId>,
-    /// Number of its present run or phase.
-    turn: u64,
-    /// Time on a CPU.
-    pub ran_ns: Time,
-    /// Time since which it has had work and no CPU.
-    waits_since: Option<Time>,
-    /// Longest wait.
-    pub longest_wait_ns: Time,
-}
-
-/// VM.
-#[derive(Clone, Debug)]
-pub struct Vm {
-    /// Its program.
-    pub program: Program,
-    /// Its vCPUs.
-    pub vcpus: Vec<Vcpu>,
-    round: u64,
-    arrived: u16,
-    /// Time at which its program ended.
-    pub ended_at: Option<Time>,
-}
-
 /// Move of a vCPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Move {
-    /// Time.
+    /// Virtual time at which the former CPU sent it.
     pub at: Time,
-    /// The vCPU.
+    /// vCPU that moved.
     pub vcpu: VcpuId,
     /// CPU that gave it.
     pub from: CpuId,
@@ -94,9 +57,9 @@ pub struct Move {
     pub to: CpuId,
 }
 
-/// The machine.
+/// Machine, VMs and future events.
 pub struct World {
-    /// Virtual time.
+    /// Virtual time, nanoseconds since the start.
     pub now: Time,
     topology: Arc<Topology>,
     tunables: Tunables,
@@ -107,7 +70,7 @@ pub struct World {
     robins: Option<Vec<RoundRobin>>,
     /// State that they publish.
     pub history: History,
-    /// The VMs.
+    /// VMs by their number.
     pub vms: Vec<Vm>,
     /// Moves so far.
     pub moves: Vec<Move>,
@@ -424,136 +387,6 @@ impl World {
         self.go_on(next);
     }
 
-    /// Plans the end of a running vCPU's phase.
-    fn go_on(&mut self, id: VcpuId) {
-        let program = self.vms[usize::from(id.vm.0)].program;
-        let now = self.now;
-        let vcpu = self.vcpu(id);
-        if vcpu.on.is_none() {
-            return;
-        }
-        vcpu.turn += 1;
-        let (turn, from) = (vcpu.turn, vcpu.runs_from.max(now));
-        match vcpu.phase {
-            Phase::Compute(Time::MAX) | Phase::Halt => {}
-            Phase::Compute(left) => self.queue.put(from + left, Step::Phase(id, turn)),
-            Phase::Spin => {
-                self.queue.put(from + SPIN_REPORT_NS, Step::Spun(id, turn, false));
-                if let Program::Barrier {
-                    halt_after_ns: Some(after),
-                    ..
-                } = program
-                {
-                    self.queue.put(from + after, Step::Spun(id, turn, true));
-                }
-            }
-        }
-    }
-
-    fn end_phase(&mut self, id: VcpuId) {
-        let now = self.now;
-        let vm = &mut self.vms[usize::from(id.vm.0)];
-        let program = vm.program;
-        let vcpu = &mut vm.vcpus[usize::from(id.index)];
-        vcpu.account(now);
-        match program {
-            Program::Busy | Program::Single => {}
-            Program::Bursts { idle_ns, .. } => {
-                vcpu.phase = Phase::Halt;
-                let at = now + 1 + self.chance.below(2 * idle_ns);
-                self.queue.put(at, Step::Burst(id));
-                self.halt(id);
-            }
-            Program::Barrier { rounds, .. } => {
-                vcpu.phase = Phase::Spin;
-                vm.arrived += 1;
-                if usize::from(vm.arrived) < vm.vcpus.len() {
-                    self.go_on(id);
-                    return;
-                }
-                vm.arrived = 0;
-                vm.round += 1;
-                let is_over = vm.round >= rounds;
-                vm.ended_at = is_over.then_some(now);
-                for index in 0..vm.vcpus.len() as u16 {
-                    let id = VcpuId { vm: id.vm, index };
-                    if is_over {
-                        self.vcpu(id).phase = Phase::Halt;
-                        self.halt(id);
-                    } else {
-                        self.open(id, program);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Lets a vCPU go on after a barrier.
-    fn open(&mut self, id: VcpuId, program: Program) {
-        let now = self.now;
-        let vcpu = self.vcpu(id);
-        vcpu.account(now);
-        if vcpu.phase == Phase::Halt {
-            self.wake(id);
-        } else {
-            let work = program.work(&mut self.chance);
-            self.vcpu(id).phase = Phase::Compute(work);
-            self.go_on(id);
-        }
-    }
-
-    fn spun(&mut self, id: VcpuId, halts: bool) {
-        if halts {
-            self.vcpu(id).phase = Phase::Halt;
-            self.halt(id);
-        } else if let Some(cpu) = self.vcpu(id).on {
-            let change = Change::Spin;
-            self.queue
-                .put(self.now, Step::Driver(cpu, Event::Vcpu { vcpu: id, change }));
-            let turn = self.vcpu(id).turn;
-            self.queue
-                .put(self.now + SPIN_REPEAT_NS, Step::Spun(id, turn, false));
-        }
-    }
-
-    /// CPU whose driver gets a vCPU's events, by its published entry.
-    fn owner(&self, id: VcpuId) -> CpuId {
-        self.history.now.entries[usize::from(id.vm.0)][usize::from(id.index)].cpu
-    }
-
-    fn halt(&mut self, id: VcpuId) {
-        let now = self.now;
-        let vcpu = self.vcpu(id);
-        vcpu.account(now);
-        vcpu.turn += 1;
-        if let Some(since) = vcpu.waits_since.take() {
-            vcpu.longest_wait_ns = vcpu.longest_wait_ns.max(now - since);
-        }
-        let change = Change::Halt;
-        self.queue.put(
-            now,
-            Step::Driver(self.owner(id), Event::Vcpu { vcpu: id, change }),
-        );
-    }
-
-    fn wake(&mut self, id: VcpuId) {
-        let program = self.vms[usize::from(id.vm.0)].program;
-        let work = program.work(&mut self.chance);
-        let now = self.now;
-        let vcpu = self.vcpu(id);
-        vcpu.account(now);
-        vcpu.phase = Phase::Compute(work);
-        if vcpu.on.is_none() {
-            vcpu.waits_since = Some(now);
-        }
-        let change = Change::Wake;
-        self.queue.put(
-            now,
-            Step::Driver(self.owner(id), Event::Vcpu { vcpu: id, change }),
-        );
-        self.go_on(id);
-    }
-
     /// Rules at a tick: a CPU runs a vCPU of its queue; no vCPU is on two queues; no queue has two vCPUs of a
     /// VM, but for those of lost CPUs; no vCPU is lost for longer than a message takes.
     fn check(&mut self) {
@@ -597,32 +430,5 @@ impl World {
             open.max(vcpu.longest_wait_ns)
         };
         vcpus.map(wait).max().unwrap_or(0)
-    }
-}
-
-impl Vcpu {
-    /// Counts the run up to now.
-    fn account(&mut self, now: Time) {
-        if self.phase == Phase::Halt {
-            self.runs_from = self.runs_from.max(now);
-        } else if self.on.is_some() && now > self.runs_from {
-            let ran = now - self.runs_from;
-            self.ran_ns += ran;
-            self.runs_from = now;
-            if let Phase::Compute(left) = &mut self.phase
-                && *left != Time::MAX
-            {
-                *left = left.saturating_sub(ran);
-            }
-        }
-    }
-
-    fn stop(&mut self, now: Time) {
-        self.account(now);
-        self.on = None;
-        self.turn += 1;
-        if self.phase != Phase::Halt {
-            self.waits_since = Some(now);
-        }
     }
 }

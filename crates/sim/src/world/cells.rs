@@ -27,7 +27,7 @@ pub(super) struct Process {
     started: Time,
     /// Time before which it handles nothing.
     busy_until: Time,
-    /// Time until which all its threads stand still.
+    /// Time until which all its threads are stopped.
     stopped_until: Time,
     /// Factor by which everything takes longer.
     pub(super) slowness: u64,
@@ -366,7 +366,7 @@ impl World {
         }
     }
 
-    /// A cell gives up on a silent one, and closes its link.
+    /// A cell's wait for a silent one times out, and it closes its link.
     fn give_up(&mut self, at: CellId, silent: CellId) {
         let Some(process) = self.processes.get_mut(&at.number) else {
             return;

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use super::*;
+use crate::card_process::tests::left;
+use crate::card_process::wait;
 use crate::frame::{Datagram, Packet, Payload, parse};
-use crate::helper::tests::left;
-use crate::helper::wait;
 use crate::process::tests::{egress, left_filter};
 use crate::samples::{MAC, SYN, TCP, UDP, address, drop_capabilities, frame, message, tcp, udp};
 
@@ -365,7 +365,7 @@ fn a_default_route_has_neither_destination_nor_mask() {
 
 /// Returns the process ids of a card.
 fn ids(child: &PasstChild) -> impl Iterator<Item = u32> + '_ {
-    child.helpers().map(HelperProcess::id)
+    child.processes().map(CardProcess::id)
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn processes_that_are_reported_are_passt_and_its_filter() {
         mac: MAC,
         ..PasstSpec::default()
     };
-    assert_eq!(start(&reaching).unwrap().child.helpers().count(), 1);
+    assert_eq!(start(&reaching).unwrap().child.processes().count(), 1);
 }
 
 #[test]
@@ -426,8 +426,8 @@ fn adopted_card_serves_its_guest_and_ends_with_its_adopter() {
     };
     assert_eq!(dhcp(&passt), Some(GUEST_ADDRESS.octets()));
     drop(passt);
-    for helper in child.helpers() {
-        wait(helper.pidfd(), Duration::ZERO).expect("both have ended");
+    for process in child.processes() {
+        wait(process.pidfd(), Duration::ZERO).expect("both have ended");
     }
 }
 
@@ -447,8 +447,8 @@ fn card_whose_filter_is_missing_or_unwanted_is_not_adopted_and_ends() {
             filter: passt.child.filter().map(left_filter),
         };
         assert!(PasstChild::adopt(left, adopted).is_err());
-        for helper in passt.child.helpers() {
-            wait(helper.pidfd(), Duration::ZERO).expect("its processes have ended");
+        for process in passt.child.processes() {
+            wait(process.pidfd(), Duration::ZERO).expect("its processes have ended");
         }
     }
 }

@@ -22,7 +22,7 @@ const V6_BYTES: usize = 16;
 pub enum Message {
     /// The list is unchanged.
     Same,
-    /// The list is this one.
+    /// The addresses that the filter bars from now on.
     List(Barred),
 }
 

@@ -4,8 +4,8 @@ use std::sync::{Mutex, mpsc};
 use std::time::Instant;
 
 use super::*;
-use crate::helper::tests::left;
-use crate::helper::wait;
+use crate::card_process::tests::left;
+use crate::card_process::wait;
 use crate::samples::{SYN, TCP, address, frame, message, tcp};
 
 /// The test that is a filter's process when this program is started as one.
@@ -275,7 +275,7 @@ fn adopted_filter_receives_a_whole_list_and_then_replies() {
         SockFlag::SOCK_CLOEXEC,
     )
     .unwrap();
-    let child = HelperProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap();
+    let child = CardProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap();
     let (egress, lines) = egress(cluster);
     let filter = LeftFilter {
         process: left(&child),

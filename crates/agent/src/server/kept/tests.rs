@@ -138,7 +138,7 @@ fn output_without_a_client_is_kept_to_its_last_64_kib_and_the_rest_is_counted() 
     );
     drop(Client::keep("much", &script));
     std::fs::write(&go, "").unwrap();
-    // The program does not block, though nobody receives its output.
+    // The program does not block, though no client receives its output.
     wait_for(&done);
     // The last bytes may still be in its pipe.
     thread::sleep(Duration::from_millis(200));
@@ -186,7 +186,7 @@ fn program_without_a_client_for_too_long_is_ended_and_its_id_is_free() {
     // its start.
     // SAFETY: sets the default action, which runs no code of this program.
     unsafe { signal(Signal::SIGHUP, SigHandler::SigDfl) }.unwrap();
-    // A shell reports the end of its child, and would end itself where nobody reads that.
+    // A shell reports the end of its child, and would end itself where no process reads that.
     let script = format!(
         "exec 2>/dev/null; trap ': > {}; exit' HUP; echo on; while :; do sleep 0.01; done",
         hung_up.display()

@@ -119,7 +119,7 @@ fn peer_pidfd(stream: &UnixStream) -> io::Result<OwnedFd> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made the descriptor; nothing else knows it.
+    // SAFETY: the kernel has just made the descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -130,7 +130,7 @@ pub(super) fn open(pid: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made the descriptor; nothing else knows it.
+    // SAFETY: the kernel has just made the descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

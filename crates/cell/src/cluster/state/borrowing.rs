@@ -180,7 +180,7 @@ impl State {
         self.lending_acts(effects)
     }
 
-    /// Handles a home's reply to a request. `is_lent` says whether it lends.
+    /// Handles a home's reply to a request. `is_lent` is true if it lends.
     pub(super) fn has_replied(&mut self, home: u16, is_lent: bool) -> Vec<Action> {
         if is_lent {
             self.borrowing.declined.remove(&home);
@@ -206,7 +206,7 @@ impl State {
         self.one_reply_less(vm)
     }
 
-    /// Admits a VM that has waited for the last reply, or asks again for what is missing still.
+    /// Admits a VM that has waited for the last reply, or requests what is missing still.
     fn one_reply_less(&mut self, vm: Option<u64>) -> Vec<Action> {
         self.pass_is_due();
         let Some(number) = vm else { return Vec::new() };
@@ -399,7 +399,8 @@ impl State {
         })
     }
 
-    /// The other cells as lenders. With `in_advance`, one that has not replied yet is not asked again.
+    /// The other cells as lenders. With `in_advance`, one that has not replied yet receives no second
+    /// request.
     fn homes(&self, in_advance: bool) -> Vec<Home> {
         let is_open = |cell: u16| {
             let requests = self.borrowing.requests.get(&cell);
@@ -423,7 +424,8 @@ impl State {
         homes.collect()
     }
 
-    /// The other cells as borrowers. With `in_advance`, one that has not replied yet is not asked again.
+    /// The other cells as borrowers. With `in_advance`, one that has not replied yet receives no second
+    /// request.
     fn holders(&self, in_advance: bool) -> Vec<Holder> {
         let is_open = |cell: u16| {
             let releases = self.borrowing.releases.get(&cell);

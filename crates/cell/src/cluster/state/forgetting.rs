@@ -4,7 +4,7 @@
 //! free in two cases:
 //!
 //! 1. A person has powered the host off (fenced it), and gives the command `cluster forget`.
-//! 2. The cluster's file says `on_lost = "stop"`, and the cell has not been a member for longer than its host
+//! 2. The cluster's file has `on_lost = "stop"`, and the cell has not been a member for longer than its host
 //!    may let VMs run ([`crate::cluster::lost`]).
 
 use protocol::CellId;
@@ -13,7 +13,7 @@ use registry::cluster::interface::CellResponse;
 use super::{Action, Client, Key, State};
 
 impl State {
-    /// Forgets cells of which, by a client's word, nothing runs any more.
+    /// Forgets cells of which, by a client's assertion, nothing runs any more.
     pub(super) fn forget(&mut self, client: Client, cells: &[u16]) -> Vec<Action> {
         let lives = |cell: &&u16| self.life(**cell).is_some();
         if let Some(cell) = cells.iter().find(lives) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use policy::memory::borrowing::Limits;
-use registry::cluster::interface::Status;
+use registry::cluster::interface::{LentMemory, Status};
 
 use super::*;
 
@@ -465,7 +465,7 @@ fn one_name_of_three_owners_is_three_vms() {
     assert!(!why.contains("1001"), "{why}");
 }
 
-/// Gives up the VMs that were left, as when their time is over.
+/// Removes the VMs that were left, as when their time is over.
 fn give_up_left(state: &mut State) -> Vec<Action> {
     let left = state.left.clone();
     left.iter()

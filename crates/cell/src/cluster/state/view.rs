@@ -88,7 +88,7 @@ impl State {
         self.node.owns(&Key::Vm(name.to_owned()))
     }
 
-    /// A cell's incarnation, if it lives.
+    /// A cell's incarnation, if it runs.
     pub(super) fn life(&self, number: u16) -> Option<u32> {
         let mut known = self.node.links().chain([self.me]);
         known.find(|cell| cell.number == number).map(|cell| cell.life)

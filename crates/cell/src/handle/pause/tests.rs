@@ -1,15 +1,10 @@
-//! Threads in the roles of shards obey, refuse, or are silent. Each shard's process is one that does nothing.
+//! Pauses of a VM over three cells, whose shards obey, refuse, end or do not answer.
 
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use shard_api::control::ControlSocket;
-use shard_api::launch::{NumberedOrder, Report};
-
 use super::*;
-use crate::secondary_shards::SecondaryShard;
-use crate::shard_process::ShardProcess;
+use crate::handle::shard_threads::{self, Reaction, ShardThreads};
 
 /// Behavior of a shard when it receives a pause.
 #[derive(Clone, Copy, PartialEq)]
@@ -27,70 +22,41 @@ type Received = Arc<Mutex<Vec<(u16, Order)>>>;
 struct Spanning {
     handle: VmHandle,
     received: Received,
+    _shards: ShardThreads,
 }
 
-/// Receives orders until the shard is to end, and gives `answer` the reports to make.
-fn play(cell: u16, role: Role, socket: &ControlSocket, received: &Received, answer: impl Fn(Report)) {
-    while let Ok((message, _)) = socket.receive_with_files() {
-        let NumberedOrder { id: to, order } = serde_json::from_slice(&message).expect("an order");
-        let is_pause = order == Order::Pause;
-        if matches!(order, Order::Pause | Order::Resume) {
+impl Role {
+    /// The reactions of the shard of a cell, which records the orders that it receives.
+    fn of_shard(self, cell: u16, received: &Received) -> shard_threads::Role {
+        let received = received.clone();
+        Box::new(move |order| {
+            let is_pause = order == Order::Pause;
+            if !matches!(order, Order::Pause | Order::Resume) {
+                return Reaction::End;
+            }
             received.lock().unwrap().push((cell, order));
-        } else {
-            return;
-        }
-        let why = "its vCPUs do not leave the guest".to_owned();
-        match role {
-            Role::Refuses if is_pause => answer(Report::Answer {
-                to,
-                answer: Answer::Refused { why },
-            }),
-            Role::Silent if is_pause => {}
-            Role::Dies if is_pause => return,
-            _ => answer(Report::Answer {
-                to,
-                answer: Answer::Done,
-            }),
-        }
+            let why = "its vCPUs do not leave the guest".to_owned();
+            match self {
+                Self::Refuses if is_pause => Reaction::Answer(Answer::Refused { why }),
+                Self::Silent if is_pause => Reaction::Silence,
+                Self::Dies if is_pause => Reaction::End,
+                _ => Reaction::Answer(Answer::Done),
+            }
+        })
     }
 }
 
 impl Spanning {
     fn new(home: Role, parts: [Role; 2]) -> Self {
         let (handle, received) = (VmHandle::default(), Received::default());
-        let parts = (1..).zip(parts).map(|(cell, role)| {
-            let (process, socket) = ShardProcess::of(Command::new("sleep").arg("100"));
-            let received = received.clone();
-            std::thread::spawn(move || {
-                let answer = |report| socket.send(&report, &[]).expect("its monitor reads");
-                play(cell, role, &socket, &received, answer);
-            });
-            SecondaryShard::Here { cell, process }
-        });
-        let (told, ended) = (handle.clone(), handle.clone());
-        let parts = SecondaryShards::watch(
-            parts.collect(),
-            move || told.changed(),
-            move || ended.part_ended(),
-        );
-        let (process, socket) = ShardProcess::of(Command::new("sleep").arg("100"));
-        handle.state().start(Arc::new(process), Some(parts.unwrap()));
-        handle.state().runs = true;
-        let (vm, got) = (handle.clone(), received.clone());
-        std::thread::spawn(move || {
-            // As the thread that reads the home's reports.
-            let answer = |report| {
-                let Report::Answer { to, answer } = report else {
-                    return;
-                };
-                let _ = vm.state().paused_by(to, &answer);
-                vm.state().note_answer(to, answer);
-                vm.changed();
-            };
-            play(0, home, &socket, &got, answer);
-            vm.end_orders();
-        });
-        Self { handle, received }
+        let parts = (1..).zip(parts);
+        let parts = parts.map(|(cell, role)| (cell, role.of_shard(cell, &received)));
+        let shards = ShardThreads::start(&handle, home.of_shard(0, &received), parts);
+        Self {
+            handle,
+            received,
+            _shards: shards,
+        }
     }
 
     /// The cells whose shards have received this order, in the order in which they received it.
@@ -107,17 +73,6 @@ impl Spanning {
             assert!(Instant::now() < deadline, "{:?}", self.received);
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-impl Drop for Spanning {
-    fn drop(&mut self) {
-        let (home, parts) = {
-            let mut state = self.handle.state();
-            (state.home.take(), state.parts.take())
-        };
-        drop(parts);
-        home.iter().for_each(|home| _ = home.kill());
     }
 }
 

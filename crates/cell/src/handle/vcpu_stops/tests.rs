@@ -1,16 +1,13 @@
-//! Tests with a VM over three cells, whose shards are played by threads.
+//! Tests with a VM over three cells, whose shards are threads.
 
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde_json::json;
-use shard_api::control::ControlSocket;
-use shard_api::launch::{Answer, MoveReport, NumberedOrder, Report, VCPU_STOP_TOTAL_MAX};
+use shard_api::launch::{Answer, MoveReport, VCPU_STOP_TOTAL_MAX};
 
 use super::*;
-use crate::secondary_shards::{SecondaryShard, SecondaryShards};
-use crate::shard_process::ShardProcess;
+use crate::handle::shard_threads::{Reaction, Role, ShardThreads};
 
 const CELLS: [u16; 3] = [3, 5, 8];
 
@@ -65,59 +62,29 @@ impl Played {
 struct Spanning {
     handle: VmHandle,
     played: Arc<Played>,
-}
-
-/// Answers orders until the shard is to end.
-fn play(shard: u8, socket: &ControlSocket, played: &Played, answer: impl Fn(Report)) {
-    while let Ok((message, _)) = socket.receive_with_files() {
-        let NumberedOrder { id: to, order } = serde_json::from_slice(&message).expect("an order");
-        if order == Order::Quit {
-            return;
-        }
-        let answered = played.answer(shard, order);
-        answer(Report::Answer { to, answer: answered });
-    }
+    _shards: ShardThreads,
 }
 
 impl Spanning {
     fn new() -> Self {
         let (handle, played) = (VmHandle::default(), Arc::<Played>::default());
         *played.places.lock().unwrap() = vec![0, 1, 2, 0];
-        let parts = (1..).zip(&CELLS[1..]).map(|(shard, cell)| {
-            let (process, socket) = ShardProcess::of(Command::new("sleep").arg("100"));
+        handle.state().cells = CELLS.to_vec();
+        let role = |shard: u8| -> Role {
             let played = played.clone();
-            std::thread::spawn(move || {
-                let answer = |report| socket.send(&report, &[]).expect("its monitor reads");
-                play(shard, &socket, &played, answer);
-            });
-            SecondaryShard::Here { cell: *cell, process }
-        });
-        let (told, ended) = (handle.clone(), handle.clone());
-        let parts = SecondaryShards::watch(
-            parts.collect(),
-            move || told.changed(),
-            move || ended.part_ended(),
-        );
-        let (process, socket) = ShardProcess::of(Command::new("sleep").arg("100"));
-        {
-            let mut state = handle.state();
-            state.cells = CELLS.to_vec();
-            state.start(Arc::new(process), Some(parts.unwrap()));
-            state.runs = true;
+            Box::new(move |order| match order {
+                Order::Quit => Reaction::End,
+                order => Reaction::Answer(played.answer(shard, order)),
+            })
+        };
+        let parts = (1..).zip(&CELLS[1..]);
+        let parts = parts.map(|(shard, cell)| (*cell, role(shard)));
+        let shards = ShardThreads::start(&handle, role(0), parts);
+        Self {
+            handle,
+            played,
+            _shards: shards,
         }
-        let (vm, of_home) = (handle.clone(), played.clone());
-        std::thread::spawn(move || {
-            // As the thread that reads the home's reports.
-            let answer = |report| {
-                if let Report::Answer { to, answer } = report {
-                    vm.state().note_answer(to, answer);
-                    vm.changed();
-                }
-            };
-            play(0, &socket, &of_home, answer);
-            vm.end_orders();
-        });
-        Self { handle, played }
     }
 
     /// The shards that have stopped a vCPU so far.
@@ -128,17 +95,6 @@ impl Spanning {
 
     fn statuses(&self) -> usize {
         *self.played.statuses.lock().unwrap()
-    }
-}
-
-impl Drop for Spanning {
-    fn drop(&mut self) {
-        let (home, parts) = {
-            let mut state = self.handle.state();
-            (state.home.take(), state.parts.take())
-        };
-        drop(parts);
-        home.iter().for_each(|home| _ = home.kill());
     }
 }
 

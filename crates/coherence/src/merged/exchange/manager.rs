@@ -57,7 +57,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     /// Handles a page that [`Hooks::take`] acquired: no other node has a right to it, and this node's CPUs
     /// don't use it.
     pub fn taken(&mut self, page: Page, hooks: &mut impl Hooks) {
-        // The offer tells all nodes what this node did before.
+        // All nodes receive by the offer what this node did before.
         let ticket = self.collect(hooks);
         let taking = |one: &&mut Managed| one.page == page && one.stage == Stage::Taking;
         if let Some(one) = self.managed.iter_mut().find(taking) {

@@ -46,7 +46,7 @@ pub enum Op {
     Discard(u64),
     /// Enters a section in which only one CPU may be.
     Enter,
-    /// Leaves it.
+    /// Leaves that section.
     Exit,
     /// Counts one of several CPUs that may succeed only once.
     Win,

@@ -20,9 +20,9 @@ pub enum Broken {
     Nothing,
     /// Pages are sent before the diffs that precede them.
     Transfers,
-    /// Acknowledgements of invalidations are.
+    /// Acknowledgements of invalidations are sent before the diffs that precede them.
     Acknowledgements,
-    /// Interrupts are.
+    /// Interrupts are sent before the diffs that precede them.
     Interrupts,
     /// Diffs are collected before the right is revoked, not after.
     Early,

@@ -33,7 +33,8 @@ pub struct Report {
     pub told: Vec<String>,
     /// Bytes of leaked clusters.
     pub leaked_bytes: u64,
-    /// Whether the file has bitmaps. Their clusters can't be told from leaked ones, so none are counted.
+    /// Whether the file has bitmaps. Their clusters can't be distinguished from leaked ones, so none are
+    /// counted.
     pub bitmaps: bool,
 }
 

@@ -29,7 +29,7 @@ extern "C" fn note(_: i32) {
     IS_TO_END.store(true, Ordering::Relaxed);
 }
 
-/// Whether a signal has asked this foreground process to end.
+/// Whether a signal requests that this foreground process end.
 pub(super) fn is_to_end() -> bool {
     IS_TO_END.load(Ordering::Relaxed)
 }

@@ -119,7 +119,7 @@ pub(super) fn join(args: &JoinArgs) -> Result<ExitCode> {
         }
     }
     println!("{name} has joined; its cluster file is {}", file.display());
-    up(Some(&file), None, Some(&name), false, LabChoice::Never)
+    up(Some(&file), None, Some(&name), false)
 }
 
 /// Writes the keys and the cluster file.

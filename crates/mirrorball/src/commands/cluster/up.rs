@@ -32,7 +32,8 @@ const DEAD_LIMIT: Duration = Duration::from_secs(5);
 /// As [`UP_LIMIT`], for several hosts: etcd may still be starting.
 const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
 
-/// Starts the cells by `cluster up`, in a control group of their own where a service manager makes one.
+/// Starts the cells by `cluster up`, here or in the lab, in a control group of their own where a service
+/// manager makes one.
 pub(super) fn by_command(
     file: Option<&PathBuf>,
     count: Option<u16>,
@@ -44,19 +45,16 @@ pub(super) fn by_command(
         return Ok(code);
     }
     scope::enter(foreground)?;
-    up(file, count, name, foreground, lab)
+    up(file, count, name, foreground)
 }
 
+/// Starts the cells. The caller has made sure that this machine can run guests ([`enter_lab`]).
 pub(super) fn up(
     file: Option<&PathBuf>,
     count: Option<u16>,
     name: Option<&str>,
     foreground: bool,
-    lab: LabChoice,
 ) -> Result<ExitCode> {
-    if let Some(code) = enter_lab(lab, RequiredIsolation::default())? {
-        return Ok(code);
-    }
     if foreground {
         // Before there are cells, which a signal would leave behind.
         foreground::catch_signals()?;

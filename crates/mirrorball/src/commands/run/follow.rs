@@ -165,7 +165,7 @@ impl Follower {
                     ));
                 }
                 FollowEvent::Command { name, result } => self.command_done(&name, result),
-                // Its socket is gone with the VM, whose end an event tells.
+                // Its socket is gone with the VM, whose end an event reports.
                 FollowEvent::Console(Err(error))
                     if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
                 FollowEvent::Console(left) => match left.into_diagnostic()? {

@@ -12,18 +12,16 @@ const INPUT_CHARS_MAX: usize = 60;
 /// Columns that one key shifts a table by.
 const SHIFT: usize = 8;
 
-/// A key.
+/// Key of the terminal that has a meaning in some mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
-    /// A character.
+    /// Key that writes a character; a command where no input is open.
     Char(char),
     /// One row up.
     Up,
     /// One row down.
     Down,
-    /// One page up.
     PageUp,
-    /// One page down.
     PageDown,
     /// The first row.
     Home,
@@ -39,18 +37,18 @@ pub(super) enum Key {
     BackTab,
     /// End of an input.
     Enter,
-    /// Back.
+    /// Ends an input without effect, or the filter.
     Escape,
     /// Removes a character of the input.
     Backspace,
-    /// Ctrl-C.
+    /// Ctrl-C, which ends the program in every mode.
     Interrupt,
 }
 
 /// Target of a vCPU's move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// Another cell.
+    /// The cell with this number.
     Cell(u16),
     /// CPUs of the host; all that the VM may use when empty.
     Cpus(Vec<usize>),
@@ -59,18 +57,10 @@ pub(super) enum Target {
 /// An order to a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Order {
-    /// Move a vCPU.
-    Move {
-        /// The VM.
-        vm: String,
-        /// The vCPU's number.
-        vcpu: u8,
-        /// The target.
-        to: Target,
-    },
+    /// Moves a vCPU to another cell, or pins it.
+    Move { vm: String, vcpu: u8, to: Target },
     /// Limit the CPUs of a VM.
     Cap {
-        /// The VM.
         vm: String,
         /// Host CPUs at most; none for no limit.
         limit: Option<f64>,
@@ -84,7 +74,6 @@ pub(super) enum Effect {
     Draw,
     /// End the program.
     Quit,
-    /// Give an order.
     Give(Order),
 }
 

@@ -14,13 +14,9 @@ const NONE: &str = "-";
 /// Kind of a table's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// vCPUs.
     Vcpus,
-    /// VMs.
     Vms,
-    /// CPUs of the host.
     Cpus,
-    /// Cells.
     Cells,
 }
 
@@ -59,16 +55,15 @@ impl Kind {
     }
 }
 
-/// A column.
+/// Title, width and order of a table's column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Column {
-    /// The title.
     pub(super) title: &'static str,
     /// Whether its entries begin at the left.
     pub(super) is_left: bool,
     /// Whether sorting by it begins with the greatest.
     pub(super) is_descending: bool,
-    /// Smallest width.
+    /// Smallest width, in characters.
     width: usize,
 }
 
@@ -167,13 +162,13 @@ const CELLS: &[Column] = &[
 /// The thing that a row is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RowId {
-    /// A vCPU of a VM.
+    /// A vCPU, by its VM's name and its number.
     Vcpu(String, u8),
-    /// A VM.
+    /// A VM, by its name.
     Vm(String),
-    /// A CPU of the host.
+    /// A CPU of the host, by its number.
     Cpu(usize),
-    /// A cell.
+    /// A cell, by its number.
     Cell(u16),
 }
 
@@ -188,7 +183,6 @@ enum Rank {
 /// Text of a row in a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The text.
     pub(super) text: String,
     rank: Rank,
 }
@@ -275,7 +269,8 @@ pub(super) fn loans(loans: &[LentMemory], word: &str) -> String {
 }
 
 fn vcpu(vcpu: &VcpuUse) -> Row {
-    let cell = Entry::count(vcpu.cell);
+    let read = &vcpu.reading;
+    let cell = Entry::count(read.cell);
     let cell = match vcpu.moved_from {
         Some(from) => Entry {
             text: format!("{from}>{}", cell.text),
@@ -283,17 +278,17 @@ fn vcpu(vcpu: &VcpuUse) -> Row {
         },
         None => cell,
     };
-    let mark = if vcpu.is_pinned { "*" } else { "" };
-    let cpus = vcpu
+    let mark = if read.is_pinned { "*" } else { "" };
+    let cpus = read
         .cpus
         .as_deref()
         .map(|cpus| format!("{}{mark}", cpulist::write(cpus)));
     Row {
         entries: vec![
-            Entry::text(&vcpu.vm),
-            Entry::count(Some(vcpu.vcpu)),
+            Entry::text(&read.vm),
+            Entry::count(Some(read.vcpu)),
             cell,
-            Entry::count(vcpu.last_cpu.map(|cpu| cpu as u64)),
+            Entry::count(read.last_cpu.map(|cpu| cpu as u64)),
             Entry::text(cpus.unwrap_or_default()),
             Entry::share(vcpu.run_milli),
             Entry::share(vcpu.wait_milli),
@@ -303,41 +298,42 @@ fn vcpu(vcpu: &VcpuUse) -> Row {
             Entry::count(vcpu.exits_per_s),
             Entry::count(vcpu.migrated),
         ],
-        subject: format!("{}/{}", vcpu.vm, vcpu.vcpu),
-        id: RowId::Vcpu(vcpu.vm.clone(), vcpu.vcpu),
+        subject: format!("{}/{}", read.vm, read.vcpu),
+        id: RowId::Vcpu(read.vm.clone(), read.vcpu),
     }
 }
 
 fn vm(vm: &VmUse) -> Row {
-    let cell = match &vm.span[..] {
-        [] => Entry::count(vm.cell.or(vm.host_cell)),
+    let read = &vm.reading;
+    let cell = match &read.span[..] {
+        [] => Entry::count(read.cell.or(read.host_cell)),
         cells => Entry {
             text: numbers(cells),
-            ..Entry::count(vm.cell)
+            ..Entry::count(read.cell)
         },
     };
     // Thousandths of a CPU, for the order.
-    let limit = vm.cpu_limit.map(|limit| (limit * 1000.0) as u64);
+    let limit = read.cpu_limit.map(|limit| (limit * 1000.0) as u64);
     Row {
         entries: vec![
-            Entry::text(&vm.vm),
-            Entry::text(vm.state.word()),
+            Entry::text(&read.vm),
+            Entry::text(read.state.word()),
             cell,
-            Entry::count(Some(vm.vcpus)),
+            Entry::count(Some(read.vcpus)),
             Entry::share(vm.run_milli),
             Entry::share(vm.wait_milli),
             Entry::share(vm.spin_milli),
             Entry::share(vm.halt_milli),
             Entry::count(vm.migrated),
-            Entry::number(limit, |_| vm.cpu_limit.unwrap_or_default().to_string()),
-            Entry::count(vm.cpu_weight),
-            Entry::bytes(Some(vm.memory_bytes)),
-            Entry::bytes(vm.host_bytes),
-            Entry::bytes(vm.swapped_bytes),
-            Entry::text(loans(&vm.borrowed, "of")),
+            Entry::number(limit, |_| read.cpu_limit.unwrap_or_default().to_string()),
+            Entry::count(read.cpu_weight),
+            Entry::bytes(Some(read.memory_bytes)),
+            Entry::bytes(read.host_bytes),
+            Entry::bytes(read.swapped_bytes),
+            Entry::text(loans(&read.borrowed, "of")),
         ],
-        subject: vm.vm.clone(),
-        id: RowId::Vm(vm.vm.clone()),
+        subject: read.vm.clone(),
+        id: RowId::Vm(read.vm.clone()),
     }
 }
 

@@ -28,7 +28,7 @@ use super::time_of_next;
 /// Longest time for which keys are awaited before samples and signals are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Whether a signal has asked this process to end.
+/// Whether a signal requests that this process end.
 static IS_TO_END: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_: i32) {
@@ -145,7 +145,7 @@ fn page(area: Rect, sample: Option<&Sample>) -> usize {
     usize::from(heights.rows).max(1)
 }
 
-/// Sends a sample each `interval`, and at each request of a refresh, until nobody listens.
+/// Sends a sample each `interval`, and at each request of a refresh, until the receiver is gone.
 fn sample(
     mut collector: Collector,
     mut before: Reading,

@@ -1,7 +1,8 @@
 use std::time::{Duration, Instant};
 
 use operations::usage::{
-    CellReading, CellState, CpuQueue, CpuUse, CpuVcpu, QueueMoves, Sample, Unknown, VcpuUse, VmState, VmUse,
+    CellReading, CellState, CpuQueue, CpuUse, CpuVcpu, QueueMoves, Sample, Unknown, VcpuReading, VcpuUse,
+    VmReading, VmState, VmUse,
 };
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -18,11 +19,14 @@ const MIB: u64 = 1 << 20;
 
 fn vcpu(vm: &str, vcpu: u8, cell: u16, run_milli: Option<u64>) -> VcpuUse {
     VcpuUse {
-        vm: vm.to_owned(),
-        vcpu,
-        cell: Some(cell),
-        last_cpu: Some(usize::from(cell)),
-        cpus: Some(vec![usize::from(cell)]),
+        reading: VcpuReading {
+            vm: vm.to_owned(),
+            vcpu,
+            cell: Some(cell),
+            last_cpu: Some(usize::from(cell)),
+            cpus: Some(vec![usize::from(cell)]),
+            ..VcpuReading::default()
+        },
         run_milli,
         ..VcpuUse::default()
     }
@@ -30,23 +34,25 @@ fn vcpu(vm: &str, vcpu: u8, cell: u16, run_milli: Option<u64>) -> VcpuUse {
 
 fn vm(vm: &str, vcpus: u8, cell: Option<u16>) -> VmUse {
     VmUse {
-        vm: vm.to_owned(),
-        state: VmState::Running,
-        cell,
-        host_cell: None,
-        span: Vec::new(),
-        vcpus,
-        cpu_weight: None,
-        cpu_limit: None,
+        reading: VmReading {
+            vm: vm.to_owned(),
+            state: VmState::Running,
+            cell,
+            host_cell: None,
+            span: Vec::new(),
+            vcpus,
+            cpu_weight: None,
+            cpu_limit: None,
+            memory_bytes: 64 * MIB,
+            host_bytes: None,
+            swapped_bytes: None,
+            borrowed: Vec::new(),
+        },
         run_milli: None,
         wait_milli: None,
         spin_milli: None,
         halt_milli: None,
         migrated: None,
-        memory_bytes: 64 * MIB,
-        host_bytes: None,
-        swapped_bytes: None,
-        borrowed: Vec::new(),
     }
 }
 
@@ -88,12 +94,13 @@ fn sample() -> Sample {
     let mut busy = vcpu("web", 0, 0, Some(803));
     (busy.wait_milli, busy.halt_milli) = (Some(52), Some(145));
     (busy.halts_per_s, busy.exits_per_s, busy.migrated) = (Some(12), Some(3_400), Some(1));
-    busy.is_pinned = true;
+    busy.reading.is_pinned = true;
     let mut moved = vcpu("web", 1, 1, None);
     moved.moved_from = Some(0);
     let mut web = vm("web", 2, Some(0));
-    (web.run_milli, web.cpu_limit, web.host_bytes) = (Some(1_005), Some(1.5), Some(70 * MIB));
-    web.borrowed = loan(1);
+    web.run_milli = Some(1_005);
+    (web.reading.cpu_limit, web.reading.host_bytes) = (Some(1.5), Some(70 * MIB));
+    web.reading.borrowed = loan(1);
     Sample {
         unix_ms: 1_795_780_000_000,
         interval_ms: Some(2_004),
@@ -325,7 +332,7 @@ fn selection_follows_its_row_through_sorting_and_the_end_of_vms() {
     assert_eq!(selected(&state, &sample), Some(web.clone()));
     press(&mut state, &sample, &[Key::Char('r')]);
     assert_eq!(selected(&state, &sample), Some(web));
-    sample.vcpus.retain(|vcpu| vcpu.vm == "db");
+    sample.vcpus.retain(|vcpu| vcpu.reading.vm == "db");
     assert_eq!(selected(&state, &sample), Some(RowId::Vcpu("db".to_owned(), 0)));
     sample.vcpus.clear();
     assert_eq!(selected(&state, &sample), None);

@@ -11,7 +11,7 @@ use super::super::word::Mode;
 use super::super::{CpuId, MICROSECOND, Nanos, VcpuId, VmId};
 use super::{Driver, Seen, sight};
 
-/// Least time between two looks at a cap. Ours: a cap is then exceeded by this time for each vCPU.
+/// Least time between two checks of a cap. Ours: a cap is then exceeded by this time for each vCPU.
 const CAP_CHECK_INTERVAL_MIN: Nanos = 100 * MICROSECOND;
 
 impl Driver {

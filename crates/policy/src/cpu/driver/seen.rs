@@ -37,7 +37,7 @@ impl Heard {
             .unwrap_or(published)
     }
 
-    /// Forgets the words that are published by now.
+    /// Drops the words that are published by now.
     pub fn forget(&mut self, view: &impl View) {
         self.0.retain(|(cpu, word)| word.is_newer_than(&view.word(*cpu)));
     }
@@ -57,7 +57,7 @@ impl Given {
         self.0.push((vcpu, to));
     }
 
-    /// Forgets a vCPU that has come back.
+    /// Drops a vCPU that has come back.
     pub fn forget(&mut self, vcpu: VcpuId) {
         self.0.retain(|one| one.0 != vcpu);
     }
@@ -68,13 +68,13 @@ impl Given {
     }
 }
 
-/// See the module.
+/// Published state as one driver sees it: its own state and its messages are newer than what is published.
 pub struct Seen<'a, V> {
-    /// Published state.
+    /// Published state of the machine, up to three ticks old.
     pub view: &'a V,
     /// CPU of the driver.
     pub cpu: CpuId,
-    /// Its queue.
+    /// The driver's own queue, which is newer than its published slots.
     pub queue: &'a RunQueue,
     /// Its present word.
     pub word: Word,

@@ -9,7 +9,7 @@ use crate::CellId;
 #[derive(Clone, Debug)]
 struct Config {
     cells: u16,
-    /// The links are there, but no cell has said hello.
+    /// The links are there, but no cell has sent its hello.
     fresh: bool,
     /// Claims: cell and key.
     claims: Vec<(u16, Name)>,

@@ -1,4 +1,4 @@
-//! Single scenarios.
+//! Multicasts that one scenario each describes, from the first packet to the last.
 
 use super::super::{Effect, Hop, LATE_TICKS, Packet};
 use super::world::World;
@@ -141,7 +141,7 @@ fn relays_gather_nothing_while_a_cell_lacks_support() {
     }
 }
 
-/// The source tells cell 1, and cells 2 and 3 below it. Cell 2 replies 8 at once, the others 7.
+/// The source sends to cell 1, and to cells 2 and 3 below it. Cell 2 replies 8 at once, the others 7.
 #[test]
 fn relay_batches_deferrable_replies_and_forwards_urgent_ones() {
     let mut world = World::new(4, true);

@@ -47,7 +47,7 @@ pub struct Kernel {
 /// A segment of the kernel's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Guest address.
+    /// Guest-physical address.
     pub at: u64,
     /// Offset in the file.
     pub offset: u64,

@@ -21,7 +21,7 @@ const MSRS_AT_ONCE: usize = 64;
 /// Reason why a state can't be saved or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// KVM refused.
+    /// KVM refused to read or write a part of the state.
     #[error("KVM: cannot {what}")]
     Kvm {
         /// The refused operation.

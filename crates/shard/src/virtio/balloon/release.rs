@@ -19,7 +19,7 @@ use crate::virtio::DeviceError;
 /// Participant in the release of a plain VM's pages.
 #[derive(Clone)]
 pub enum PlainRelease {
-    /// Nothing.
+    /// No participant: no page maps a file or has a slot, so a range is released whole.
     Whole,
     /// The map of shared pages, where pages map an image.
     Shared(Arc<Mapper>),

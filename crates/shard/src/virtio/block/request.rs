@@ -246,7 +246,7 @@ fn segments(memory: &GuestMemoryMmap<()>, buffers: &[(GuestAddress, u64)]) -> Op
         for slice in memory.get_slices(*address, length, Permissions::ReadWrite).ok()? {
             let slice = slice.ok()?;
             // SAFETY: guest memory, mapped for as long as the handler holds the activation's `GuestRam`; the
-            // handler waits for all its I/O before it lets go of it. No Rust reference to guest memory
+            // handler waits for all its I/O before it releases it. No Rust reference to guest memory
             // exists.
             unsafe { segments.push(slice.ptr_guard_mut().as_ptr(), slice.len()) };
         }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::packet::Ports;
 use crate::ports::PENDING_MAX;
 
-/// One request.
+/// Request of the guest for a connection to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenRequest {
     /// Ports of the requested connection.

@@ -1,5 +1,6 @@
 //! Cells that lend one another memory, and VMs that have it.
 
+use protocol::multicast::Packet;
 use registry::cluster::interface::VmPlacement;
 
 use super::*;

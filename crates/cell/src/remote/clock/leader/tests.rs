@@ -299,7 +299,7 @@ fn a_host_that_does_not_answer_keeps_its_time() {
     }
 }
 
-/// A host stands still with its counter, as a virtual machine may: a part's falls behind, the home's finds
+/// A host stops with its counter, as a virtual machine may: a part's falls behind, the home's finds
 /// all others ahead. All catch up, and no counter goes back.
 #[test]
 fn a_host_whose_counter_stood_still_catches_up() {

@@ -121,7 +121,7 @@ impl Model for Config {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("sound", |_, state: &State| state.world.broken().is_none()),
-            // Without deaths no reply is lost: nothing has to be asked again.
+            // Without deaths no reply is lost: no request has to be repeated.
             Property::always("one wins a free key", |model: &Config, state: &State| {
                 let world = &state.world;
                 let all_claimed = state.claimed.iter().all(|claimed| *claimed);
@@ -176,7 +176,7 @@ fn votes_are_gathered_through_a_chain_of_relays() {
 
 #[test]
 fn gathered_receipts_prove_that_all_cells_have_the_change() {
-    // After three ticks the owner asks again.
+    // After three ticks the owner repeats its request.
     for (cells, ticks, states_least) in [(4, 1, 1000), (3, 3, 700)] {
         let config = Config {
             claims: vec![(0, 7)],

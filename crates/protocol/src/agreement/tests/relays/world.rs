@@ -75,7 +75,7 @@ pub struct World {
 }
 
 impl World {
-    /// Returns that many cells, which are linked and have said hello.
+    /// Returns that many cells, which are linked and have sent their hello.
     pub fn new(cells: u16, shape: Shape) -> Self {
         let mut world = Self {
             cells: BTreeMap::new(),

@@ -28,7 +28,7 @@ pub struct LeftProcess {
 
 /// A process that works for a card. Dropping it kills the process and waits for its end.
 #[derive(Debug)]
-pub struct HelperProcess {
+pub struct CardProcess {
     pid: u32,
     pidfd: OwnedFd,
     origin: Origin,
@@ -42,7 +42,7 @@ enum Origin {
     Predecessor,
 }
 
-impl HelperProcess {
+impl CardProcess {
     /// Takes a child that was not waited for.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl HelperProcess {
     }
 }
 
-impl Drop for HelperProcess {
+impl Drop for CardProcess {
     fn drop(&mut self) {
         // A process that outlives a SIGKILL waits for the kernel, and has no effects.
         let _ = self.end();
@@ -114,7 +114,7 @@ fn open(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes numbers only.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = RawFd::try_from(Errno::result(fd)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -159,15 +159,15 @@ pub(crate) mod tests {
     use super::*;
 
     /// Duplicates the handle of a process, as a successor of its starter has it.
-    pub(crate) fn left(process: &HelperProcess) -> LeftProcess {
+    pub(crate) fn left(process: &CardProcess) -> LeftProcess {
         LeftProcess {
             pid: process.id(),
             pidfd: process.pidfd().try_clone_to_owned().unwrap(),
         }
     }
 
-    fn sleep() -> HelperProcess {
-        HelperProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
+    fn sleep() -> CardProcess {
+        CardProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
     }
 
     #[test]
@@ -183,7 +183,7 @@ pub(crate) mod tests {
             .unwrap();
         let pid = line.trim().parse().unwrap();
         let pidfd = open(pid).unwrap();
-        let process = HelperProcess::adopt(LeftProcess { pid, pidfd });
+        let process = CardProcess::adopt(LeftProcess { pid, pidfd });
         assert_eq!(process.id(), pid);
         assert!(wait(process.pidfd(), Duration::ZERO).is_err(), "it runs");
         let begun = Instant::now();
@@ -197,14 +197,14 @@ pub(crate) mod tests {
     #[test]
     fn dropped_adopted_process_ends() {
         let child = sleep();
-        drop(HelperProcess::adopt(left(&child)));
+        drop(CardProcess::adopt(left(&child)));
         assert_eq!(child.end().unwrap().unwrap().signal(), Some(libc::SIGKILL));
     }
 
     #[test]
     fn child_that_ended_by_itself_keeps_its_own_status() {
         let child = Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
-        let child = HelperProcess::of_child(child).unwrap();
+        let child = CardProcess::of_child(child).unwrap();
         wait(child.pidfd(), Duration::from_secs(20)).unwrap();
         for _ in 0..2 {
             assert_eq!(child.end().unwrap().unwrap().code(), Some(7));
