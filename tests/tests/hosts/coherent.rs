@@ -381,8 +381,8 @@ fn all_hosts_stand_still_in_a_pause(guest: &Guest) {
             .collect()
     };
     let complaints = || guest.sh(0, "dmesg | grep -cE 'stall|lockup' || true");
-    // Each round starts a program, whose kernel data go from host to host, a page in some milliseconds. With five
-    // rounds a second the CPUs of a slow lab wait for pages only, and count once in ten seconds.
+    // Each round starts a program, whose kernel data go from host to host, a page in some milliseconds. With
+    // five rounds a second the CPUs of a slow lab wait for pages only, and count once in ten seconds.
     for cpu in 0..guest.cpus {
         let count = "i=0; while [ ! -e /tmp/enough ]; do i=$((i + 1)); echo $i >/tmp/next; \
                      mv /tmp/next /tmp/count; sleep 2; done"
