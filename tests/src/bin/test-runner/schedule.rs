@@ -98,7 +98,7 @@ impl Schedule<'_> {
         let (alone, guests): (Vec<_>, Vec<_>) = guests
             .into_iter()
             .partition(|program| ALONE.contains(&program.name.as_str()));
-        // The longest end long before `until`. What starts last is short, so a run is over soon after it.
+        // The longest end long before `until`. The last programs are short, so a run is over soon after it.
         let mut outcomes = self.side_by_side(units, UNIT_LANES);
         outcomes.extend(self.side_by_side(alone, 1));
         outcomes.extend(self.side_by_side(guests, if self.emulated { LANES } else { 1 }));
