@@ -95,6 +95,8 @@ if [[ -t 1 ]]; then
     run=$!
     # Its process id, so that it ends with the steps, also where it runs in the lab.
     bash -c 'echo $$ >"$0"; exec "$@"' "$work/view" "$mirrorball" top --interval 1 || true
+    # A view in the lab ends without its last output: back from the alternate screen, and the cursor.
+    printf '\033[?1049l\033[?25h'
     wait "$run" && status=0 || status=$?
     cat "$work/log"
     [[ $status = 0 ]] || exit "$status"

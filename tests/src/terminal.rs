@@ -130,6 +130,13 @@ impl Terminal {
         self.child.id()
     }
 
+    /// Sends the program a signal.
+    #[track_caller]
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        nix::sys::signal::kill(pid, signal).expect("the child was not waited for yet");
+    }
+
     /// The terminal's descriptor, for `ioctl`.
     pub fn descriptor(&self) -> i32 {
         self.ours.as_raw_fd()

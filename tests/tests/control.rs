@@ -146,6 +146,12 @@ fn a_console_attaches_detaches_and_gives_the_terminal_back() {
         assert_eq!(console.wait(SOON), 0);
         assert!(!console.is_raw(), "the terminal stayed raw after round {round}");
     }
+    // A signal that ends the program gives the terminal back too.
+    let mut console = Terminal::mirrorball(&["console", vm.name()]);
+    wait::until("a raw terminal", SOON, || console.is_raw().then_some(()));
+    console.signal(Signal::SIGTERM);
+    assert_eq!(console.wait(SOON), 128 + Signal::SIGTERM as i32);
+    assert!(!console.is_raw(), "the terminal stayed raw after SIGTERM");
     assert!(vm.listed().is_some(), "detaching ended the VM");
     vm.kill();
 }

@@ -2,14 +2,26 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::protocol::WindowSize;
 
-/// Raw mode; dropping it restores the terminal's former mode.
+/// Signals that end a process which does not handle them, and that users and service managers send.
+const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT];
+
+/// Mode to restore before a signal ends this process; null outside of raw mode. What it refers to is never
+/// freed, as a handler may read it at any time.
+static BEFORE: AtomicPtr<libc::termios> = AtomicPtr::new(ptr::null_mut());
+
+/// Raw mode; dropping it restores the terminal's former mode, and so does a signal that ends the process.
 pub struct RawMode {
     before: Termios,
+    /// Signals for which this value has set the handler.
+    handled: Vec<Signal>,
 }
 
 impl RawMode {
@@ -19,10 +31,21 @@ impl RawMode {
         let Ok(before) = tcgetattr(&stdin) else {
             return Ok(None);
         };
-        let mut raw = before.clone();
+        let mode = Box::into_raw(Box::new(libc::termios::from(before.clone())));
+        BEFORE.store(mode, Ordering::Release);
+        let mut mode = Self {
+            before,
+            handled: Vec::new(),
+        };
+        for signal in ENDING {
+            if restores_before(signal)? {
+                mode.handled.push(signal);
+            }
+        }
+        let mut raw = mode.before.clone();
         cfmakeraw(&mut raw);
         tcsetattr(&stdin, SetArg::TCSADRAIN, &raw)?;
-        Ok(Some(Self { before }))
+        Ok(Some(mode))
     }
 }
 
@@ -30,7 +53,40 @@ impl Drop for RawMode {
     fn drop(&mut self) {
         // A terminal that is gone needs no restoring.
         let _ = tcsetattr(io::stdin(), SetArg::TCSADRAIN, &self.before);
+        BEFORE.store(ptr::null_mut(), Ordering::Release);
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        for signal in &self.handled {
+            // SAFETY: the default action runs no code of this process.
+            let _ = unsafe { sigaction(*signal, &default) };
+        }
     }
+}
+
+/// Has a signal restore the terminal before it ends this process. Returns whether it does: a signal that is
+/// ignored, or has a handler, keeps what it has.
+fn restores_before(signal: Signal) -> io::Result<bool> {
+    let handler = SigHandler::Handler(restore_and_end);
+    // Without the flag a signal that comes during the handler would run it again.
+    let action = SigAction::new(handler, SaFlags::SA_RESETHAND, SigSet::empty());
+    // SAFETY: the handler makes system calls only, and reads memory that is never freed.
+    let former = unsafe { sigaction(signal, &action) }?;
+    if matches!(former.handler(), SigHandler::SigDfl) {
+        return Ok(true);
+    }
+    // SAFETY: the action that this process had before.
+    unsafe { sigaction(signal, &former) }?;
+    Ok(false)
+}
+
+extern "C" fn restore_and_end(signal: libc::c_int) {
+    let before = BEFORE.load(Ordering::Acquire);
+    if !before.is_null() {
+        // SAFETY: tcsetattr is async-signal-safe (POSIX.1-2017, 2.4.3), and the mode is never freed.
+        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
+    }
+    // SAFETY: raise is async-signal-safe. The default action, set by SA_RESETHAND, ends the process as this
+    // handler returns.
+    unsafe { libc::raise(signal) };
 }
 
 /// Returns the size of the terminal `fd`; none if it is no terminal.
