@@ -13,8 +13,8 @@ use crate::protocol::WindowSize;
 /// Signals that end a process which does not handle them, and that users and service managers send.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT];
 
-/// Mode to restore before a signal ends this process; null outside of raw mode. What it refers to is never
-/// freed, as a handler may read it at any time.
+/// Mode to restore before a signal ends this process; null outside of raw mode. The mode is never freed, as a
+/// handler may read it at any time.
 static BEFORE: AtomicPtr<libc::termios> = AtomicPtr::new(ptr::null_mut());
 
 /// Raw mode; dropping it restores the terminal's former mode, and so does a signal that ends the process.

@@ -3,8 +3,7 @@
 //! or a stream between hosts ([`stream`]).
 //!
 //! A cell that starts calls all that run. Two that start at once call each other; the lower-numbered one's
-//! call goes through.
-//! call goes through.
+//! call goes through, unless it fails: for some seconds each calls again as long as they have no link.
 
 pub mod encoding;
 pub mod local;
@@ -204,7 +203,9 @@ impl Receiving {
 /// The calls that this cell makes and has received, so that two cells have one link, whichever of their calls
 /// comes first.
 ///
-/// A cell calls when it starts, and never again in the same incarnation.
+/// A cell calls when it starts, and again for some seconds in the same incarnation. A call can fail while it
+/// keeps the other cell's from going through: the other's earlier process has ended, and its next one calls
+/// before this cell has noticed.
 #[derive(Debug)]
 pub struct CallTable {
     me: CellId,
@@ -266,6 +267,11 @@ impl CallTable {
         } else {
             CallAnswer::Welcome { cell, versions }
         }
+    }
+
+    /// The link of a caller that was welcomed was not made: its next call may go through.
+    pub fn forget(&self, caller: CellId) {
+        self.met().linked.remove(&caller);
     }
 
     fn met(&self) -> MutexGuard<'_, CallsSoFar> {

@@ -11,7 +11,7 @@ use protocol::CellId;
 use registry::cluster::files::Files;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
-use shard_api::message::{receive, send};
+use shard_api::message::{Files as ReceivedFiles, receive, send};
 use urpc::host::{Block, SharedRing, end};
 use urpc::version::Versions;
 
@@ -49,7 +49,8 @@ impl LocalCalls {
         }
     }
 
-    /// Calls every other cell of the host that runs. Returns those that are calling this one at the moment.
+    /// Calls every other cell of the host that runs and has no link with this one. Returns those that are
+    /// calling this one at the moment, or have called it.
     ///
     /// # Errors
     /// If the plan can't be read, or a cell that runs has no version in common with this one.
@@ -104,7 +105,7 @@ impl LocalCalls {
         }
     }
 
-    fn take_one(&self, mut socket: UnixStream) -> io::Result<Option<Link>> {
+    pub(super) fn take_one(&self, mut socket: UnixStream) -> io::Result<Option<Link>> {
         socket.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
         let (hail, mut files) = receive::<CallMessage>(&mut socket).map_err(io::Error::other)?;
         let answer = self.calling.answer(hail.cell, hail.versions);
@@ -112,6 +113,21 @@ impl LocalCalls {
             send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
             return Ok(None);
         }
+        let link = self.welcome(&hail, &mut files, socket, answer);
+        if link.is_err() {
+            self.calling.forget(hail.cell);
+        }
+        link.map(Some)
+    }
+
+    /// Answers a caller that gets a link, and makes it.
+    fn welcome(
+        &self,
+        hail: &CallMessage,
+        files: &mut ReceivedFiles,
+        mut socket: UnixStream,
+        answer: CallAnswer,
+    ) -> io::Result<Link> {
         let ring = |file: OwnedFd| {
             SharedRing::attach(&file)
                 .map(|ring| (ring, file))
@@ -122,7 +138,7 @@ impl LocalCalls {
         send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
         let version = agree(hail.versions, hail.cell).map_err(io::Error::other)?;
         let link = self.link(hail.cell, outgoing, incoming, &ours, socket)?;
-        Ok(Some(link.speaking(version)))
+        Ok(link.speaking(version))
     }
 
     fn link(
@@ -151,5 +167,16 @@ impl LocalCalls {
             keep: Arc::new(()),
         };
         Ok(rings.link(peer, Transport::Ring, socket, watch))
+    }
+}
+
+/// A call that comes without the rings that it names.
+#[cfg(test)]
+pub(super) fn hail_without_rings(cell: CellId) -> impl Serialize {
+    CallMessage {
+        cell,
+        versions: VERSIONS,
+        to: Fd(0),
+        from: Fd(1),
     }
 }

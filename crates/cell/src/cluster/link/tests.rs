@@ -236,3 +236,69 @@ fn two_cells_have_one_link_whichever_calls_first() {
     assert!(calls(&lower, HIGHER, &|| assert!(!is_welcome(&lower, HIGHER))));
     calls(&higher, LOWER, &|| assert!(is_welcome(&higher, LOWER)));
 }
+
+/// Cell 0 calls the earlier process of cell 1 while the next one calls it. Once the failure has been noticed,
+/// either's next call goes through.
+#[test]
+fn cells_whose_calls_crossed_and_failed_are_linked_by_the_next_call() {
+    for first in [LOWER, HIGHER] {
+        let [lower, higher] = [LOWER, HIGHER].map(CallTable::new);
+        let failed = lower.during(HIGHER.number, || {
+            let crossed = higher.during(LOWER.number, || {
+                assert!(matches!(lower.answer(HIGHER, VERSIONS), CallAnswer::Crossed));
+                Ok(None)
+            });
+            assert!(crossed.unwrap().is_none());
+            Err(io::ErrorKind::ConnectionRefused.into())
+        });
+        assert!(failed.is_err());
+        let (caller, callee) = if first == LOWER {
+            (lower, higher)
+        } else {
+            (higher, lower)
+        };
+        let peer = if first == LOWER { HIGHER } else { LOWER };
+        let linked = caller.during(peer.number, || {
+            let welcome = callee.answer(first, VERSIONS);
+            assert!(
+                matches!(welcome, CallAnswer::Welcome { .. }),
+                "{first} calls again"
+            );
+            let [near, far] = links(Transport::Stream);
+            Ok(Some(if peer == HIGHER { near } else { far }))
+        });
+        assert!(linked.unwrap().is_some());
+    }
+}
+
+#[test]
+fn caller_that_is_gone_before_it_is_welcomed_may_call_again() {
+    let calling = Arc::new(CallTable::new(LOWER));
+    let calls = LocalCalls::new(LOWER, 0, Arc::clone(&calling));
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("link.sock")).unwrap();
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        // The thread ends with the process; the listener's does so with the test's last call.
+        let server = calls.clone();
+        let listener = &listener;
+        scope.spawn(move || {
+            for socket in listener.incoming().take(2) {
+                let _ = send.send(
+                    server
+                        .take_one(socket.unwrap())
+                        .map(|link| link.map(|link| link.peer)),
+                );
+            }
+        });
+        let path = folder.path().join("link.sock");
+        // It sends no rings, so no link can be made of its call.
+        let mut broken = UnixStream::connect(&path).unwrap();
+        let hail = local::hail_without_rings(HIGHER);
+        shard_api::message::send(&mut broken, &hail, &[]).unwrap();
+        assert!(receive.recv().unwrap().is_err());
+        let other = LocalCalls::new(HIGHER, 0, Arc::new(CallTable::new(HIGHER)));
+        assert!(other.call(&path).unwrap().is_some());
+        assert_eq!(receive.recv().unwrap().unwrap(), Some(HIGHER));
+    });
+}

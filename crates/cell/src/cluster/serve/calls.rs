@@ -15,6 +15,16 @@ use crate::cluster::link::{CallTable, is_version_mismatch};
 
 /// Time limit for the call of a cell that is calling this one.
 const CROSSED_LIMIT: Duration = Duration::from_secs(2);
+/// Pauses before the next calls of cells of this host that have no link with this one. They end after the
+/// time in which each of two cells has noticed that its call has failed.
+const CALL_PAUSES: [Duration; 5] = [
+    Duration::from_millis(250),
+    Duration::from_millis(750),
+    // The sum of the first three is `CROSSED_LIMIT`.
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+    Duration::from_secs(9),
+];
 
 pub(super) fn take(listener: UnixListener, calls: &LocalCalls, events: &Sender<Event>) -> io::Result<()> {
     let (calls, events) = (calls.clone(), events.clone());
@@ -50,8 +60,20 @@ pub(super) fn call_others(
             }
         }
         let _ = events.send(Event::Called(crossed));
-        std::thread::sleep(CROSSED_LIMIT);
-        let _ = events.send(Event::Waited);
+        let mut waited = Duration::ZERO;
+        for pause in CALL_PAUSES {
+            std::thread::sleep(pause);
+            waited += pause;
+            if let Err(error) = calls.call_all(&files, &linked)
+                && is_version_mismatch(&error)
+            {
+                let _ = events.send(Event::VersionMismatch(error.to_string()));
+                return;
+            }
+            if waited == CROSSED_LIMIT {
+                let _ = events.send(Event::Waited);
+            }
+        }
     })?;
     Ok(())
 }
