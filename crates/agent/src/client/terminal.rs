@@ -67,7 +67,9 @@ impl Drop for RawMode {
 fn restores_before(signal: Signal) -> io::Result<bool> {
     let handler = SigHandler::Handler(restore_and_end);
     // Without the flag a signal that comes during the handler would run it again.
-    let action = SigAction::new(handler, SaFlags::SA_RESETHAND, SigSet::empty());
+    // A background process that sets the terminal's mode is stopped by SIGTTOU, unless that is blocked.
+    let blocked = SigSet::from(Signal::SIGTTOU);
+    let action = SigAction::new(handler, SaFlags::SA_RESETHAND, blocked);
     // SAFETY: the handler makes system calls only, and reads memory that is never freed.
     let former = unsafe { sigaction(signal, &action) }?;
     if matches!(former.handler(), SigHandler::SigDfl) {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use registry::cluster::files::Files;
 
-use super::Event;
 use super::remote_cells::RemoteCells;
+use super::{Event, later};
 use crate::cluster::link::local::LocalCalls;
 use crate::cluster::link::{CallTable, is_version_mismatch};
 
@@ -20,7 +20,6 @@ const CROSSED_LIMIT: Duration = Duration::from_secs(2);
 const CALL_PAUSES: [Duration; 5] = [
     Duration::from_millis(250),
     Duration::from_millis(750),
-    // The sum of the first three is `CROSSED_LIMIT`.
     Duration::from_secs(1),
     Duration::from_secs(3),
     Duration::from_secs(9),
@@ -60,19 +59,14 @@ pub(super) fn call_others(
             }
         }
         let _ = events.send(Event::Called(crossed));
-        let mut waited = Duration::ZERO;
+        // Not by this thread: each call of a cell that hangs takes seconds.
+        if later(CROSSED_LIMIT, Event::Waited, &events).is_err() {
+            let _ = events.send(Event::Waited);
+        }
         for pause in CALL_PAUSES {
             std::thread::sleep(pause);
-            waited += pause;
-            if let Err(error) = calls.call_all(&files, &linked)
-                && is_version_mismatch(&error)
-            {
-                let _ = events.send(Event::VersionMismatch(error.to_string()));
-                return;
-            }
-            if waited == CROSSED_LIMIT {
-                let _ = events.send(Event::Waited);
-            }
+            // A cell of another version that has started since is refused, and says so itself.
+            let _ = calls.call_all(&files, &linked);
         }
     })?;
     Ok(())
