@@ -57,7 +57,7 @@ starts() { # NAME ARGUMENTS...
         sleep 1
     done
 }
-lends() { step 30 cluster status | grep -q "has lent"; }
+lends() { [[ $(step 30 cluster status) == *"has lent"* ]]; }
 
 steps() {
     echo "demo: $worker has a vCPU in each cell, and both compute"
@@ -91,7 +91,12 @@ if [[ -t 1 ]]; then
     echo "demo: in the view look at the lines of the cells (lent, borrowed) and at the CELL and RUN% of $worker; q leaves it"
     sleep 5
     touch "$work/live"
-    { status=0; (steps) >"$work/log" 2>&1 || status=$?; kill "$(<"$work/view")" 2>/dev/null || true; exit $status; } &
+    # The first step that fails ends the steps, and their end ends the view.
+    (
+        trap 'kill "$(<"$work/view")" 2>/dev/null || true' EXIT
+        until [[ -s $work/view ]]; do sleep 0.1; done
+        steps
+    ) >"$work/log" 2>&1 &
     run=$!
     # Its process id, so that it ends with the steps, also where it runs in the lab.
     bash -c 'echo $$ >"$0"; exec "$@"' "$work/view" "$mirrorball" top --interval 1 || true

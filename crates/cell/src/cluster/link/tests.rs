@@ -272,7 +272,7 @@ fn cells_whose_calls_crossed_and_failed_are_linked_by_the_next_call() {
 }
 
 #[test]
-fn caller_that_is_gone_before_it_is_welcomed_may_call_again() {
+fn caller_whose_link_could_not_be_made_may_call_again() {
     let calling = Arc::new(CallTable::new(LOWER));
     let calls = LocalCalls::new(LOWER, 0, Arc::clone(&calling));
     let folder = tempfile::tempdir().unwrap();

@@ -71,3 +71,51 @@ pub(super) fn call_others(
     })?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use config::cluster::CellPlan;
+    use protocol::CellId;
+
+    use super::*;
+
+    /// Longer than all pauses before the second call.
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn cell_whose_call_failed_calls_again_until_it_has_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::at(folder.path());
+        let plan = [3, 5].map(|number| CellPlan {
+            number,
+            host: None,
+            cpus: vec![0],
+            nodes: vec![0],
+            memory_bytes: 1 << 30,
+        });
+        files.create(&plan, None).unwrap();
+        let [caller, called] = [3, 5].map(|number| {
+            let me = CellId { number, life: 1 };
+            LocalCalls::new(me, 1000, Arc::new(CallTable::new(me)))
+        });
+        // Calls of other hosts' cells, of which there are none.
+        let calling = Arc::new(CallTable::new(caller.me));
+        let (events, received) = mpsc::channel();
+        call_others(files.clone(), caller, None, calling, &events).unwrap();
+        // The other cell has no socket yet: this call has failed.
+        let first = received.recv_timeout(LIMIT).unwrap();
+        assert!(matches!(first, Event::Called(crossed) if crossed.is_empty()));
+
+        let listener = UnixListener::bind(files.cell(5).link_socket()).unwrap();
+        take(listener, &called, &mpsc::channel().0).unwrap();
+        loop {
+            match received.recv_timeout(LIMIT).expect("a link") {
+                Event::Linked(link) => break assert_eq!(link.peer.number, 5),
+                Event::Waited => {}
+                _ => panic!("an event that is no link"),
+            }
+        }
+    }
+}
