@@ -1,6 +1,7 @@
 //! The pages of the running program's own file: its code and constants.
 
 use std::ffi::{c_int, c_void};
+use std::fs;
 use std::time::Duration;
 
 use super::PAGE_LEN;
@@ -13,17 +14,28 @@ const STACK_BYTES: usize = 64 << 10;
 ///
 /// A program that starts a VM touches most of its code once, and then waits for years in little of it. Pages
 /// that it does not use again then count for no process, and the host may reclaim them. Writable segments,
-/// and those of shared libraries, stay.
+/// and those of shared libraries, stay. Breakpoints that a tracer has set are lost, as they are in copies of
+/// their pages.
 pub fn release() {
     // SAFETY: the callback has the type that the function requires, and uses no data.
     unsafe { libc::dl_iterate_phdr(Some(release_object), std::ptr::null_mut()) };
 }
 
-/// Calls [`release`] once after `delay`, on a thread of its own. A start is over by then.
+/// Whether the process with this text of `/proc/PID/status` has a tracer, such as a debugger.
+fn is_traced(status: &str) -> bool {
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|pid| pid.trim() != "0")
+}
+
+/// Calls [`release`] once after `delay`, on a thread of its own. A start is over by then. A process that is
+/// traced by then keeps its pages, and with them its breakpoints.
 pub fn release_after(delay: Duration) {
     let release = move || {
         std::thread::sleep(delay);
-        release();
+        let status = fs::read_to_string("/proc/self/status");
+        if !status.is_ok_and(|status| is_traced(&status)) {
+            release();
+        }
     };
     let thread = std::thread::Builder::new().name("release".into());
     // Without the thread the pages only stay mapped.
@@ -43,7 +55,8 @@ unsafe extern "C" fn release_object(info: *mut libc::dl_phdr_info, _: usize, _: 
             let first = (base + header.p_vaddr as usize) & !(PAGE_LEN - 1);
             let end = base + header.p_vaddr as usize + header.p_memsz as usize;
             // SAFETY: the segment is a mapping of the program's file that was never writable, so each page
-            // has the file's content, and is read from there again.
+            // has the file's content, and is read from there again. A tracer that has written to it did so
+            // by the kernel, and has the original bytes.
             unsafe { libc::madvise(first as *mut c_void, end - first, libc::MADV_DONTNEED) };
         }
     }
@@ -52,9 +65,15 @@ unsafe extern "C" fn release_object(info: *mut libc::dl_phdr_info, _: usize, _: 
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
+
+    #[test]
+    fn process_with_a_tracer_is_traced() {
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        assert!(own.contains("\nTracerPid:\t"), "{own}");
+        assert!(is_traced("Name:\tcell\nTracerPid:\t17\nUid:\t0\n"));
+        assert!(!is_traced("Name:\tcell\nTracerPid:\t0\nUid:\t0\n"));
+    }
 
     /// Kilobytes of files that this process has mapped pages of.
     fn mapped_kib() -> u64 {
