@@ -10,8 +10,7 @@ const GUEST_BYTES: u64 = 128 << 20;
 
 /// PSS in MiB of the monitor and all its children, without the guest's memory.
 ///
-/// Mirrorball's processes are the command, the monitor it started and the shard; all three are counted,
-/// though the first two serve every VM of one `run`.
+/// Mirrorball's processes are the command, the monitor that it forked, the keeper and the shard.
 pub fn overhead_mib(vmm: Vmm, guest: &Guest) -> Outcome<f64> {
     let mut total = 0;
     for pid in family(guest.child.id())? {
@@ -25,7 +24,7 @@ pub fn overhead_mib(vmm: Vmm, guest: &Guest) -> Outcome<f64> {
     Ok(total as f64 / 1024.0)
 }
 
-/// The process, its children, and the processes of its session's monitor.
+/// The process and its descendants.
 fn family(root: u32) -> Outcome<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {

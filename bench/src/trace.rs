@@ -70,12 +70,12 @@ pub struct VmCounts {
 }
 
 impl VmCounts {
-    /// Finds the only VM.
+    /// Finds the only VM that has a vCPU. The init process of a lab host keeps VMs without one.
     pub fn find() -> Outcome<Self> {
         let vms: Vec<_> = fs::read_dir(VMS)?
             .flatten()
             .map(|entry| entry.path())
-            .filter(|path| path.is_dir())
+            .filter(|path| path.join("vcpu0").is_dir())
             .collect();
         match <[PathBuf; 1]>::try_from(vms) {
             Ok([folder]) => Ok(Self { folder }),

@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use page::PAGE_LEN;
-
 use super::*;
 
 /// Returns both ends of a pipe of `N` words.
@@ -134,6 +132,7 @@ mod one_order {
     use std::collections::VecDeque;
     use std::thread;
 
+    use page::PAGE_LEN;
     use proptest::prelude::*;
 
     use super::*;
