@@ -40,7 +40,7 @@ pub fn sample(vmm: Vmm, files: &GuestFiles) -> Outcome<Sample> {
     let (json, _) = guest.wait_for("BENCH ")?;
     let json: serde_json::Value = serde_json::from_str(&json)?;
     let entered = entry.tsc()?;
-    let counts = VmCounts::find()?;
+    let counts = VmCounts::find(&memory::family(guest.child.id())?)?;
     let offset = counts.count("vcpu0/tsc-offset")?;
     let first_process = (number(&json, "tsc")? as u64).wrapping_sub(offset as u64);
     // Time stamp ticks in a second, by this host's clock over the whole start.

@@ -25,7 +25,7 @@ pub fn overhead_mib(vmm: Vmm, guest: &Guest) -> Outcome<f64> {
 }
 
 /// The process and its descendants.
-fn family(root: u32) -> Outcome<Vec<u32>> {
+pub fn family(root: u32) -> Outcome<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry

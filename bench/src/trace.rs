@@ -64,22 +64,28 @@ fn put(file: &str, value: &str) -> Outcome<()> {
     fs::write(&file, value).map_err(|error| format!("{}: {error}", file.display()).into())
 }
 
-/// KVM's counters of the only VM.
+/// KVM's counters of one VM.
 pub struct VmCounts {
     folder: PathBuf,
 }
 
 impl VmCounts {
-    /// Finds the only VM that has a vCPU. The init process of a lab host keeps VMs without one.
-    pub fn find() -> Outcome<Self> {
+    /// Finds the only VM of these processes. The kernel names the folder of a VM by the process that made it,
+    /// and by its descriptor there.
+    pub fn find(pids: &[u32]) -> Outcome<Self> {
+        let is_theirs = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let pid = name.and_then(|name| name.split_once('-')?.0.parse().ok());
+            pid.is_some_and(|pid| pids.contains(&pid))
+        };
         let vms: Vec<_> = fs::read_dir(VMS)?
             .flatten()
             .map(|entry| entry.path())
-            .filter(|path| path.join("vcpu0").is_dir())
+            .filter(is_theirs)
             .collect();
         match <[PathBuf; 1]>::try_from(vms) {
             Ok([folder]) => Ok(Self { folder }),
-            Err(vms) => Err(format!("{} VMs run where one should", vms.len()).into()),
+            Err(vms) => Err(format!("the guest's processes have {} VMs, not one", vms.len()).into()),
         }
     }
 
