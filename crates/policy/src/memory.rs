@@ -2,5 +2,7 @@
 //! others are.
 
 pub mod borrowing;
+pub mod paging_disk;
 pub mod paging_slots;
 pub mod resident_set;
+mod slot_bitmap;

@@ -1,36 +1,41 @@
 //! Slots of a paging file: places for one page each.
 //!
 //! A slot is immutable: it is written once after its allocation, and never again while something refers to
-//! it. It counts its references. So a page of a guest, a read in flight and, later, a sector of a virtual
-//! paging disk (Cellular Disco, section 5.3) can stand for the same bytes.
+//! it. It counts its references. So a page of a guest, a read in flight and a page of a virtual paging disk
+//! (Cellular Disco, section 5.3) can stand for the same bytes.
 
 use std::ops::Range;
 
-const WORD_BITS: u32 = u64::BITS;
+use super::slot_bitmap::SlotBitmap;
+
+/// Greatest number of runs of free slots that an allocation compares. A guest with a paging disk decides
+/// which slots are free: however they are spread, an allocation takes a few steps.
+const RUNS_COMPARED: u32 = 32;
+
+/// References to a slot that only reads in flight may have. A guest can make as many others as are counted,
+/// and its pages must be readable then. Two threads read for 16 faults at a time.
+const READ_REFERENCES: u16 = 64;
+const SHARED_MAX: u16 = u16::MAX - READ_REFERENCES;
 
 /// The slots of a paging file. Takes 2 bytes and 1 bit of memory for each slot.
 #[derive(Debug)]
 pub struct PagingSlots {
     /// References to each slot.
     counts: Vec<u16>,
-    /// A bit for each slot, set while the slot has references.
-    used: Vec<u64>,
+    /// Slots with references.
+    used: SlotBitmap,
     capacity: u32,
     free: u32,
-    /// No word of `used` before this one has a clear bit.
-    first_word: usize,
 }
 
 impl PagingSlots {
-    /// Creates `capacity` free slots.
+    /// Creates `capacity` free slots. Memory is touched when slots are used.
     pub fn new(capacity: u32) -> Self {
-        let words = capacity.div_ceil(WORD_BITS) as usize;
         Self {
             counts: vec![0; capacity as usize],
-            used: vec![0; words],
+            used: SlotBitmap::new(capacity),
             capacity,
             free: capacity,
-            first_word: 0,
         }
     }
 
@@ -49,42 +54,51 @@ impl PagingSlots {
         self.counts.get(slot as usize).copied().unwrap_or(0)
     }
 
-    /// Allocates successive slots with one reference each: the lowest `wanted` free ones if there are so many
-    /// side by side, else the longest run. Returns none if no slot is free, or `wanted` is 0.
+    /// Allocates successive slots with one reference each: the lowest `wanted` free ones that lie side by
+    /// side in one of the lowest 32 runs of free slots, else the longest of these runs. Returns none if no
+    /// slot is free, or `wanted` is 0.
     ///
     /// Low slots come first, so that a file grows no longer than its use requires.
     pub fn allocate(&mut self, wanted: u32) -> Option<Range<u32>> {
         let wanted = wanted.min(self.free);
-        if wanted == 0 {
-            return None;
-        }
-        while self.used.get(self.first_word) == Some(&u64::MAX) {
-            self.first_word += 1;
-        }
         let mut longest = 0..0;
-        let mut at = self.first_word as u32 * WORD_BITS;
-        while let Some(run) = self.next_run(at, wanted) {
+        let mut at = 0;
+        for _ in 0..RUNS_COMPARED {
+            if longest.len() == wanted as usize {
+                break;
+            }
+            let Some(start) = self.used.next_free(at) else {
+                break;
+            };
+            let run = start..start + self.used.free_run(start, wanted);
             at = run.end;
             if run.len() > longest.len() {
                 longest = run;
             }
-            if longest.len() == wanted as usize {
-                break;
-            }
         }
         for slot in longest.clone() {
             self.counts[slot as usize] = 1;
-            self.used[(slot / WORD_BITS) as usize] |= 1 << (slot % WORD_BITS);
+            self.used.set(slot);
         }
         self.free -= longest.len() as u32;
         (!longest.is_empty()).then_some(longest)
     }
 
-    /// Adds a reference to a slot. Returns whether it has it: a slot without references, or with 65,535 of
-    /// them, gets none.
+    /// Adds the reference of a page to a slot. Returns whether the slot has it: one without references, or
+    /// with 65,471 of them, gets none.
     pub fn share(&mut self, slot: u32) -> bool {
+        self.add(slot, SHARED_MAX)
+    }
+
+    /// Adds the reference of a read to a slot. Returns whether the slot has it: one without references, or
+    /// with 65,535 of them, gets none.
+    pub fn share_for_read(&mut self, slot: u32) -> bool {
+        self.add(slot, u16::MAX)
+    }
+
+    fn add(&mut self, slot: u32, most: u16) -> bool {
         match self.counts.get_mut(slot as usize) {
-            Some(count) if (1..u16::MAX).contains(count) => {
+            Some(count) if (1..most).contains(count) => {
                 *count += 1;
                 true
             }
@@ -103,34 +117,9 @@ impl PagingSlots {
         if *count > 0 {
             return false;
         }
-        let word = (slot / WORD_BITS) as usize;
-        self.used[word] &= !(1 << (slot % WORD_BITS));
-        self.first_word = self.first_word.min(word);
+        self.used.clear(slot);
         self.free += 1;
         true
-    }
-
-    /// Returns the first run of free slots from `at` on, at most `most` of them.
-    fn next_run(&self, at: u32, most: u32) -> Option<Range<u32>> {
-        let start = self.first_with(at, false)?;
-        let end = self.first_with(start, true).unwrap_or(self.capacity);
-        Some(start..end.min(start + most))
-    }
-
-    /// Returns the first slot from `at` on that is used, or that is free.
-    fn first_with(&self, at: u32, is_used: bool) -> Option<u32> {
-        let mut word = at / WORD_BITS;
-        let mut mask = u64::MAX << (at % WORD_BITS);
-        while let Some(used) = self.used.get(word as usize) {
-            let bits = if is_used { *used } else { !*used } & mask;
-            if bits != 0 {
-                let slot = word * WORD_BITS + bits.trailing_zeros();
-                return (slot < self.capacity).then_some(slot);
-            }
-            word += 1;
-            mask = u64::MAX;
-        }
-        None
     }
 }
 
@@ -159,6 +148,28 @@ mod tests {
     }
 
     #[test]
+    fn allocation_among_many_short_runs_takes_one_of_the_lowest() {
+        let mut slots = PagingSlots::new(10_000);
+        slots.allocate(10_000);
+        for slot in (0..8000).step_by(2) {
+            slots.release(slot);
+        }
+        for slot in 9000..9900 {
+            slots.release(slot);
+        }
+        assert_eq!(
+            slots.allocate(64),
+            Some(0..1),
+            "the run of 900 slots is not searched for"
+        );
+        assert_eq!(slots.allocate(1), Some(2..3));
+        for slot in (65..130).step_by(2) {
+            slots.release(slot);
+        }
+        assert_eq!(slots.allocate(64), Some(64..128), "it is among the lowest 32");
+    }
+
+    #[test]
     fn full_file_refuses_and_serves_again_once_a_slot_is_free() {
         let mut slots = PagingSlots::new(65);
         assert_eq!(slots.allocate(u32::MAX), Some(0..65));
@@ -182,7 +193,14 @@ mod tests {
         assert_eq!(slots.free(), 4);
         let slot = slots.allocate(1).unwrap().start;
         let shared = (0..=u16::MAX).filter(|_| slots.share(slot)).count();
-        assert_eq!(shared, usize::from(u16::MAX) - 1, "the count does not wrap");
+        assert_eq!(shared, 65_470, "a read still gets a reference");
+        let read = (0..=u16::MAX).filter(|_| slots.share_for_read(slot)).count();
+        assert_eq!(
+            (read, slots.references(slot)),
+            (64, u16::MAX),
+            "the count does not wrap"
+        );
+        assert!(!slots.share_for_read(slot + 1), "a free slot has nothing to read");
     }
 
     #[test]

@@ -16,7 +16,8 @@
 //!                   Reading <--------- touch, read_ahead -- PagedOut <---------+ written(Some(slot))
 //! ```
 //!
-//! [`ResidentSet::release`] makes a page of any state [`PageState::Zero`]. A page is in exactly one state.
+//! [`ResidentSet::release`] makes a page of any state [`PageState::Zero`], and [`ResidentSet::replace`]
+//! [`PageState::PagedOut`]. A page is in exactly one state.
 //! The set takes 9 bytes of memory for each page, is deterministic, and every operation but the scan for a
 //! read-ahead takes constant time for each page that it returns.
 
@@ -188,6 +189,14 @@ impl ResidentSet {
             .then(|| self.after[page as usize])
     }
 
+    /// Returns whether the memory's file has the page.
+    pub fn is_in_memory(&self, page: u32) -> bool {
+        matches!(
+            self.state(page),
+            PageState::Resident | PageState::SecondChance | PageState::Writing
+        )
+    }
+
     /// Records that a page was touched while it was not mapped, and returns the step that it needs.
     pub fn touch(&mut self, page: u32) -> Touch {
         match self.state(page) {
@@ -334,6 +343,16 @@ impl ResidentSet {
         }
         self.states[page as usize] = PageState::Zero as u8;
         slot
+    }
+
+    /// Replaces the content of a page, whatever its state, by that of `slot`. The caller has removed the page
+    /// from memory. Returns the slot that it had.
+    pub fn replace(&mut self, page: u32, slot: u32) -> Option<u32> {
+        let before = self.release(page);
+        self.states[page as usize] = PageState::PagedOut as u8;
+        self.after[page as usize] = slot;
+        self.paged_out += 1;
+        before
     }
 
     /// Returns whether more pages are in memory than may be, without those that are on their way out.

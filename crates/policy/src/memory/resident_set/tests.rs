@@ -212,7 +212,7 @@ proptest! {
                             }
                             Touch::MapCached { .. } => prop_assert!(cached.contains_key(&page)),
                             Touch::Read { slot } => {
-                                prop_assert!(slots.share(slot));
+                                prop_assert!(slots.share_for_read(slot));
                                 reading.push((page, slot, stored[&slot]));
                                 continue;
                             }
