@@ -152,6 +152,34 @@ fn memory_beyond_the_resident_limit_is_paged_out_and_comes_back_whole() {
     vm.kill();
 }
 
+/// The paper's stressMem with less memory than it fills: the guest swaps out pages that are paged out.
+#[test]
+fn guest_swaps_pages_that_are_paged_out_without_io() {
+    let scratch = Scratch::new("paging-disk");
+    let vm = VmFile::new("paging-disk")
+        .key("resident", "\"48M\"")
+        .key("paging_disk", "\"256M\"")
+        .start(&scratch);
+    vm.add_tool();
+    let serial = vm.sh("grep -lx paging /sys/block/vd*/serial");
+    let device = serial
+        .trim()
+        .trim_end_matches("/serial")
+        .replace("/sys/block", "/dev");
+    vm.sh(&format!("mkswap {device} && swapon {device}"));
+    vm.tool(&["hold", "140", "1"]).limit(INFLATE_LIMIT * 2).ok();
+    let counted = vm.inspect()["status"]["paging"].clone();
+    assert_eq!(number(&counted, "/disk/bytes"), 256 * MIB);
+    for counter in ["/disk/writes/without_io", "/disk/reads/without_io"] {
+        assert!(number(&counted, counter) > 0, "{counter} in {counted:#}");
+    }
+    assert!(counted["stalled"].is_null(), "{counted:#}");
+    // All pages come back, and the guest goes on.
+    vm.sh(&format!("swapoff {device}"));
+    vm.tool(&["memory", "40"]).limit(INFLATE_LIMIT).ok();
+    vm.kill();
+}
+
 /// The same by a guest of a few instructions, which any KVM runs: with a changed limit, and up to a damaged
 /// paging file.
 #[test]

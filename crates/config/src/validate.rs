@@ -29,6 +29,9 @@ const CPU_LIMIT_MAX: f64 = 1024.0;
 /// Minimum limit of a temporary overlay: a guest's file system writes that much when it is mounted.
 const SCRATCH_LIMIT_MIN: u64 = 1 << 20;
 
+/// Maximum number of disks beside the image's, the paging disk included.
+const DISKS_MAX: usize = 24;
+
 /// Checks all properties that don't depend on the host.
 pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
@@ -187,12 +190,16 @@ fn check_command(spec: &VmSpec) -> Result<(), Fault> {
 
 /// Checks the number of disks, and each.
 fn check_disks(spec: &VmSpec) -> Result<(), Fault> {
-    if spec.disks.len() > 24 {
-        return Err(fault(
-            &["disks"],
-            format!("{} disks", spec.disks.len()),
-            "24 at most",
-        ));
+    let paging_disks = usize::from(spec.paging_disk.is_some());
+    if spec.disks.len() + paging_disks > DISKS_MAX {
+        let (count, at_most) = match paging_disks {
+            0 => (format!("{} disks", spec.disks.len()), "24 at most"),
+            _ => (
+                format!("{} disks, and the paging disk", spec.disks.len()),
+                "24 together at most",
+            ),
+        };
+        return Err(fault(&["disks"], count, at_most));
     }
     for (index, disk) in spec.disks.iter().enumerate() {
         disks::check(disk, &index.to_string())?;
@@ -267,8 +274,9 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
     }
     // Pages in the paging file count to no limit of memory.
     let bytes = spec.resident.map_or(bytes, |resident| resident.0.min(bytes));
+    let beside = MEMORY_BESIDE_BYTES.saturating_add(paging::disk_state_bytes(spec));
     if let Some(limit) = spec.memory_limit
-        && limit.0 < bytes.saturating_add(MEMORY_BESIDE_BYTES)
+        && limit.0 < bytes.saturating_add(beside)
     {
         return Err(fault(
             &["memory_limit"],
@@ -276,10 +284,7 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
                 "a guest with {} of memory would be ended when it uses it",
                 crate::Size(bytes)
             ),
-            format!(
-                "use {} or more",
-                crate::Size(bytes.saturating_add(MEMORY_BESIDE_BYTES))
-            ),
+            format!("use {} or more", crate::Size(bytes.saturating_add(beside))),
         ));
     }
     Ok(())

@@ -71,6 +71,11 @@ pub struct VmSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub paging_file: Option<PathBuf>,
+    /// Size of a virtual paging disk, from 1M to four times the memory: a disk for the guest's swap, whose
+    /// pages are in the paging file; with `resident`.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paging_disk: Option<Size>,
     /// Kernel to use instead of the image's, and words for the kernel's command line.
     pub kernel: Option<KernelSpec>,
     /// Use of the image's root disk.

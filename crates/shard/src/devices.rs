@@ -17,6 +17,7 @@ use crate::kind::{PlainMemory, ServedKind, VmKind};
 use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
+use crate::paging::PagingDiskIo;
 use crate::pci::PciBus;
 use crate::ports::Ports;
 use crate::process::{Files, ReceiveError};
@@ -30,6 +31,9 @@ use crate::virtio::pmem::{self, Pmem, Writes};
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{Log, VirtioPci};
 use crate::virtio::vsock::Vsock;
+
+/// Serial of the virtual paging disk.
+const PAGING_DISK_ID: &str = "paging";
 
 /// Error: a device could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -298,6 +302,10 @@ pub fn build(
             DiskDevice::Pmem(pmem) => context.add(&launch.id, &memory, Ok(pmem))?,
             DiskDevice::Block(block) => context.add(&launch.id, &memory, Ok(block))?,
         }
+    }
+    if let Some(io) = context.kind.paging().and_then(PagingDiskIo::new) {
+        let id = PAGING_DISK_ID;
+        context.add(id, &memory, Block::paging(context.threads, id, io))?;
     }
     for (launch, backend) in spec.nets.iter().zip(files.nets) {
         let net = Net::new(context.threads, &launch.id, launch.mac, backend);

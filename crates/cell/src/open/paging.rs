@@ -2,18 +2,20 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use diskstore::disk::nameless_file;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::unistd::{Whence, lseek};
 use shard_api::launch::{PAGING_FILE_MARK, PagingLaunch};
 
 use super::files::scratch_directory;
 use super::{OpenError, Opening};
 use crate::coherence::userfaultfd;
 
-/// Length of a paging file beyond the guest's memory, bytes: the mark, and pages on their way.
+/// Length of a paging file beyond the guest's memory and the paging disk, bytes: the mark, and pages on their
+/// way.
 const BESIDE_BYTES: u64 = 4 << 20;
 /// Bytes of a device that must be zero, or begin with the mark. Superblocks of file systems and tables of
 /// partitions lie there.
@@ -43,26 +45,39 @@ impl Opening<'_> {
         } else {
             let help = "name a new or empty file, a directory, or a block device without content, that this \
                         user may write and no other VM uses";
-            (claim(path).map_err(failed(help))?, path.display().to_string())
+            let file = claim(path, self.paging_device_bytes()).map_err(failed(help))?;
+            (file, path.display().to_string())
         };
         Ok(Some(PagingLaunch {
             resident_bytes: resident.0,
             file: self.files.add(file),
             name,
             userfaultfd: userfaultfd().map(|device| self.files.add(device)),
+            disk_bytes: self.spec.paging_disk.map_or(0, |disk| disk.0),
         }))
+    }
+
+    /// Minimum length of a block device as the paging file, bytes. With a paging disk it has room for all
+    /// pages: the guest's swap can't wait until there is some.
+    fn paging_device_bytes(&self) -> u64 {
+        let all = |disk: config::Size| self.spec.memory.0.saturating_add(disk.0);
+        self.spec
+            .paging_disk
+            .map_or(0, |disk| all(disk).saturating_add(BESIDE_BYTES))
     }
 
     /// Maximum length of the paging file, bytes; 0 if there is none.
     pub fn paging_file_bytes(&self) -> u64 {
+        let disk = self.spec.paging_disk.map_or(0, |disk| disk.0);
         let memory = self.spec.resident.map(|_| self.spec.memory.0);
-        memory.map_or(0, |bytes| bytes + BESIDE_BYTES)
+        memory.map_or(0, |bytes| bytes.saturating_add(disk).saturating_add(BESIDE_BYTES))
     }
 }
 
 /// Opens a paging file with a name, keeps it from other VMs until its last descriptor is closed, and empties
-/// it. A file or device with other content is refused: it would be lost.
-fn claim(path: &Path) -> io::Result<File> {
+/// it. A file or device with other content is refused: it would be lost. A device with less than
+/// `device_bytes` is refused.
+fn claim(path: &Path, device_bytes: u64) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options
         .read(true)
@@ -83,12 +98,24 @@ fn claim(path: &Path) -> io::Result<File> {
     if !begin.starts_with(PAGING_FILE_MARK) && begin.iter().any(|byte| *byte != 0) {
         return Err(io::Error::other("it has other content, which would be lost"));
     }
-    let is_file = file.metadata()?.is_file();
-    if is_file {
+    let metadata = file.metadata()?;
+    if metadata.is_file() {
         file.set_len(0)?;
+    } else if metadata.file_type().is_block_device() {
+        check_device(lseek(&file, 0, Whence::SeekEnd)?, device_bytes)?;
     }
     write_mark(&file)?;
     Ok(file)
+}
+
+/// Checks the length of a block device.
+fn check_device(length: i64, needed: u64) -> io::Result<()> {
+    if u64::try_from(length).unwrap_or(0) < needed {
+        return Err(io::Error::other(format!(
+            "the device has {length} bytes, but the memory and the paging disk need {needed}"
+        )));
+    }
+    Ok(())
 }
 
 /// A page at an address that direct I/O takes.
@@ -131,17 +158,30 @@ mod tests {
     fn paging_file_is_used_by_one_vm_at_a_time_and_again_after_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("paging");
-        let file = claim(&path).unwrap();
+        let file = claim(&path, 0).unwrap();
         let content = Box::new(Page([7; 4096]));
         file.write_all_at(&content.0, 4096).unwrap();
-        assert!(claim(&path).unwrap_err().to_string().contains("another VM"));
+        assert!(claim(&path, 0).unwrap_err().to_string().contains("another VM"));
         // The shard's descriptor keeps the claim.
         let passed = file.try_clone().unwrap();
         drop(file);
-        assert!(claim(&path).is_err());
+        assert!(claim(&path, 0).is_err());
         drop(passed);
-        let again = claim(&path).unwrap();
+        let again = claim(&path, 0).unwrap();
         assert_eq!(again.metadata().unwrap().len(), 4096);
+    }
+
+    #[test]
+    fn device_without_room_for_memory_and_disk_is_refused_with_both_sizes() {
+        assert!(check_device(4096, 4096).is_ok());
+        let error = check_device(4095, 4096).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the device has 4095 bytes, but the memory and the paging disk need 4096"
+        );
+        // A file grows, whatever its length is now.
+        let directory = tempfile::tempdir().unwrap();
+        claim(&directory.path().join("paging"), 1 << 40).unwrap();
     }
 
     #[test]
@@ -152,9 +192,9 @@ mod tests {
         let mut disk = vec![0; 70 << 10];
         disk[(64 << 10) + 64] = b'_';
         std::fs::write(&path, &disk).unwrap();
-        assert!(claim(&path).unwrap_err().to_string().contains("other content"));
+        assert!(claim(&path, 0).unwrap_err().to_string().contains("other content"));
         assert_eq!(std::fs::read(&path).unwrap(), disk);
         std::fs::write(&path, vec![0; 9000]).unwrap();
-        claim(&path).unwrap();
+        claim(&path, 0).unwrap();
     }
 }

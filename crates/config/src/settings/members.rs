@@ -112,6 +112,8 @@ impl MemberPolicy {
             // It can only restrict the VM itself.
             resident: _,
             paging_file,
+            // It is within four times the memory, which is within the limit, and in the paging file.
+            paging_disk: _,
             kernel,
             root,
             disks,

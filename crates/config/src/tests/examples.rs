@@ -69,6 +69,7 @@ fn the_full_example_shows_every_key() {
         ("span = { cells = [0, 1] }", SPAN),
         ("resident = \"128M\"", PAGING),
         ("paging_file = \"/var/tmp\"", PAGING),
+        ("paging_disk = \"512M\"", PAGING),
     ];
     for (line, example) in elsewhere {
         assert!(text.contains(line) && example.contains(line), "{line}");

@@ -67,6 +67,60 @@ fn limit_of_memory_needs_no_room_for_what_is_paged_out() {
 }
 
 #[test]
+fn limit_of_memory_has_room_for_the_state_of_a_paging_disk() {
+    let text = |limit| {
+        format!(
+            "image = \"debian-12\"\nmemory = \"512M\"\nresident = \"64M\"\npaging_disk = \"2G\"\n\
+             memory_limit = \"{limit}\"\n"
+        )
+    };
+    // 31 bytes for each of 524,288 pages.
+    assert!(taken("memory_limit", &text("144M")));
+    assert!(!taken("memory_limit", &text("143M")));
+}
+
+#[test]
+fn paging_disk_has_the_documented_limits() {
+    let text = |memory, disk| {
+        format!(
+            "image = \"debian-12\"\nmemory = \"{memory}\"\nresident = \"64M\"\npaging_disk = \"{disk}\"\n"
+        )
+    };
+    for (memory, disk, is_taken) in [
+        ("64M", "1M", true),
+        ("64M", "1020K", false),
+        ("64M", "1026K", false),
+        ("64M", "1028K", true),
+        ("64M", "256M", true),
+        ("64M", "257M", false),
+        ("2T", "8T", true),
+        ("4T", "8T", true),
+        ("4T", "9T", false),
+    ] {
+        assert_eq!(
+            taken("paging_disk", &text(memory, disk)),
+            is_taken,
+            "{memory} {disk}"
+        );
+    }
+}
+
+#[test]
+fn paging_disk_counts_among_the_disks() {
+    let text = |disks: usize, more: &str| {
+        let disk = "[[disks]]\npath = \"d\"\n";
+        format!(
+            "image = \"debian-12\"\nresident = \"64M\"\n{more}{}",
+            disk.repeat(disks)
+        )
+    };
+    let paging_disk = "paging_disk = \"64M\"\n";
+    assert!(taken("disks", &text(24, "")));
+    assert!(taken("disks", &text(23, paging_disk)));
+    assert!(!taken("disks", &text(24, paging_disk)));
+}
+
+#[test]
 fn restart_and_a_command_are_refused_together() {
     let text = |restart, more| format!("image = \"debian-12\"\nrestart = \"{restart}\"\n{more}");
     let command = "command = [\"true\"]\n";

@@ -8,17 +8,29 @@ use crate::vm::{PagesSpec, VmSpec};
 /// Minimum of `resident`, bytes (`policy::memory::resident_set::LIMIT_MIN_PAGES`).
 const RESIDENT_MIN_BYTES: u64 = 16 << 20;
 
+/// Minimum of `paging_disk`, bytes. `mkswap` refuses less than ten pages.
+const DISK_MIN_BYTES: u64 = 1 << 20;
+/// Maximum of `paging_disk`, as a multiple of the memory, and in bytes.
+const DISK_MAX_MEMORIES: u64 = 4;
+const DISK_MAX_BYTES: u64 = 8 << 40;
+/// Maximum of the shard's memory for each page of a paging disk: an entry of the disk's table (4 bytes), and
+/// the count, the bits and the seal of a slot (26 bytes and some bits).
+const DISK_STATE_BYTES_PER_PAGE: u64 = 31;
+const PAGE_BYTES: u64 = 4096;
+
 /// Guest memory that is paged is one file of 4 KiB pages, each of which the shard can unmap.
 pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
     let Some(resident) = spec.resident else {
-        return match &spec.paging_file {
-            Some(_) => Err(fault(
-                &["paging_file"],
+        return match (&spec.paging_file, spec.paging_disk) {
+            (Some(_), _) => Err(unpaged(
+                "paging_file",
                 "a paging file of a VM whose memory is not paged",
-                "add `resident`, as \"256M\", or leave it out",
-            )
-            .or_by_flag("add --resident, as 256M, or leave it out")),
-            None => Ok(()),
+            )),
+            (None, Some(_)) => Err(unpaged(
+                "paging_disk",
+                "a paging disk of a VM whose memory is not paged",
+            )),
+            (None, None) => Ok(()),
         };
     };
     if resident.0 < RESIDENT_MIN_BYTES {
@@ -61,5 +73,45 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
         )
         .or_by_flag("leave out `--share` or `--resident`, or use `--share never`"));
     }
+    spec.paging_disk.map_or(Ok(()), |disk| check_disk(spec, disk))
+}
+
+fn unpaged(key: &str, cause: &str) -> Fault {
+    fault(&[key], cause, "add `resident`, as \"256M\", or leave it out")
+        .or_by_flag("add --resident, as 256M, or leave it out")
+}
+
+/// Checks the size of the paging disk.
+fn check_disk(spec: &VmSpec, disk: Size) -> Result<(), Fault> {
+    if disk.0 < DISK_MIN_BYTES || !disk.0.is_multiple_of(PAGE_BYTES) {
+        return Err(fault(
+            &["paging_disk"],
+            format!("{disk} is no size of a paging disk"),
+            "use a multiple of 4K from 1M on, as \"512M\"",
+        )
+        .or_by_flag("use a multiple of 4K from 1M on, as 512M"));
+    }
+    let most = spec
+        .memory
+        .0
+        .saturating_mul(DISK_MAX_MEMORIES)
+        .min(DISK_MAX_BYTES);
+    if disk.0 > most {
+        return Err(fault(
+            &["paging_disk"],
+            format!(
+                "a paging disk of {disk} for {} of memory is too large",
+                spec.memory
+            ),
+            format!("give it {} at most", Size(most)),
+        ));
+    }
     Ok(())
+}
+
+/// Returns the memory that the shard needs at most for the state of the paging disk, in whole MiB.
+pub(super) fn disk_state_bytes(spec: &VmSpec) -> u64 {
+    let pages = spec.paging_disk.map_or(0, |disk| disk.0 / PAGE_BYTES);
+    let bytes = pages.saturating_mul(DISK_STATE_BYTES_PER_PAGE);
+    bytes.div_ceil(1 << 20) << 20
 }

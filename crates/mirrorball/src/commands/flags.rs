@@ -16,7 +16,7 @@ pub struct RunArgs {
     #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
         "name", "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
         "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart",
-        "scratch_limit", "label", "resident", "paging_file"])]
+        "scratch_limit", "label", "resident", "paging_file", "paging_disk"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -47,6 +47,9 @@ pub struct RunArgs {
     /// A new or empty file, a block device, or a directory for the paging file; /var/tmp otherwise
     #[arg(long, value_name = "PATH", requires = "resident")]
     pub paging_file: Option<PathBuf>,
+    /// A disk of this size for the guest's swap, as 512M, whose pages are in the paging file
+    #[arg(long, value_name = "SIZE", requires = "resident")]
+    pub paging_disk: Option<Size>,
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
@@ -244,6 +247,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         memory_nodes: args.memory_nodes.0.clone(),
         resident: args.resident,
         paging_file: args.paging_file.clone(),
+        paging_disk: args.paging_disk,
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),
             initrd: args.initrd.clone(),

@@ -26,6 +26,37 @@ pub struct Seal {
     pub tag: [u8; TAG_BYTES],
 }
 
+/// Seals of all slots. Memory is touched when slots are written.
+pub struct SealTable {
+    /// As numbers, since only of these the allocator gets zeroed memory instead of writing zeroes.
+    seals: Vec<[u64; 3]>,
+}
+
+impl SealTable {
+    /// Creates the table of `slots` slots that were never written.
+    pub fn new(slots: u32) -> Self {
+        Self {
+            seals: vec![[0; 3]; slots as usize],
+        }
+    }
+
+    /// Returns the seal of the last write of a slot.
+    pub fn get(&self, slot: u32) -> Seal {
+        let [write, first, second] = self.seals[slot as usize];
+        let mut tag = [0; TAG_BYTES];
+        tag[..8].copy_from_slice(&first.to_le_bytes());
+        tag[8..].copy_from_slice(&second.to_le_bytes());
+        Seal { write, tag }
+    }
+
+    /// Records the seal of a write of a slot.
+    pub fn set(&mut self, slot: u32, seal: Seal) {
+        let [a, b, c, d, e, f, g, h, second @ ..] = seal.tag;
+        let first = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        self.seals[slot as usize] = [seal.write, first, u64::from_le_bytes(second)];
+    }
+}
+
 /// Error: the bytes of a slot are not those that were written there last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the bytes are not those that were written")]
@@ -115,6 +146,29 @@ mod tests {
         assert_ne!(first, second, "the same page is another ciphertext at each write");
         assert_eq!(cipher.open(5, &seals[0], &mut first), Ok(()));
         assert_eq!(first, page());
+    }
+
+    #[test]
+    fn seals_of_slots_are_kept_apart_and_take_memory_when_they_are_set() {
+        let resident = || {
+            let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = text.split(' ').nth(1).unwrap().parse().unwrap();
+            pages * PAGE_LEN as u64
+        };
+        let (slots, before) = (1 << 25, resident());
+        let mut table = SealTable::new(slots);
+        // The table has 768 MiB.
+        assert!(
+            resident() < before + (200 << 20),
+            "the table is written when it is made"
+        );
+        let cipher = PageCipher::new().unwrap();
+        let seals = [0, 1, slots - 1].map(|slot| (slot, cipher.seal(slot, &mut page()).unwrap()));
+        seals.iter().for_each(|(slot, seal)| table.set(*slot, *seal));
+        for (slot, seal) in seals {
+            assert_eq!(table.get(slot), seal);
+        }
+        assert_eq!(table.get(2), Seal::default());
     }
 
     #[test]

@@ -109,10 +109,12 @@ impl Paging {
                 let range = slot..slot + count;
                 for slot in range.clone() {
                     // The read's own reference: the page may be released meanwhile, and the slot must not be
-                    // written anew. A slot has as many readers as there are threads.
-                    slots.share(slot);
+                    // written anew. A slot has as many as all threads' faults can take.
+                    if !slots.share_for_read(slot) {
+                        return Err(io::ErrorKind::QuotaExceeded.into());
+                    }
                 }
-                let seals = seals[range.start as usize..range.end as usize].to_vec();
+                let seals = range.map(|slot| seals.get(slot)).collect();
                 return Ok(Some(Read { page, slot, seals }));
             }
             Touch::Wait => {}

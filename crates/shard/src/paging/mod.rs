@@ -25,12 +25,18 @@
 //! 4. A thread that holds the lock accesses no guest memory. The threads of this module access none at all:
 //!    they use the memory's file. So no thread that answers faults waits for a fault.
 //!
+//! [`disk`] is a disk of the guest whose pages are slots of the paging file.
+//!
 //! A page that can't be read back ends the VM ([`Paging::is_whole`]); a page that can't be written stays in
 //! memory.
 
 mod cipher;
+mod cursor;
+mod disk;
 mod faults;
 mod guest_pages;
+#[cfg(test)]
+pub(crate) mod rig;
 mod store;
 mod syscalls;
 #[cfg(test)]
@@ -46,6 +52,7 @@ use std::time::Instant;
 
 use dsm::{FaultDelivery, Userfault, UserfaultError};
 use locks::IgnorePoison;
+use policy::memory::paging_disk::PagingDisk;
 use policy::memory::paging_slots::PagingSlots;
 use policy::memory::resident_set::{LIMIT_MIN_PAGES, ResidentSet, WRITE_CLUSTER_PAGES};
 use serde_json::{Value, json};
@@ -55,7 +62,10 @@ use crate::launch::Ending;
 use crate::memory::GuestRam;
 use crate::quiescer::Quiescer;
 use crate::sandbox::{ThreadKind, Threads};
-use cipher::Seal;
+use cipher::SealTable;
+pub use cursor::{SegmentCursor, SegmentPosition};
+use disk::DiskCounters;
+pub use disk::PagingDiskIo;
 use guest_pages::GuestPages;
 use page::PAGE_BYTES;
 use store::PageStore;
@@ -65,6 +75,9 @@ pub use syscalls::SYSCALLS;
 const FAULT_THREADS: usize = 2;
 /// Pages that a release handles under one hold of the lock: 4 MiB.
 const RELEASE_PAGES: u32 = 1024;
+/// Slots beyond one for each page of memory and of the paging disk. Pages that were touched again hold theirs
+/// until their cluster is written or read, and pages of the disk that are written anew hold two.
+const SPARE_SLOTS: u32 = 6 * WRITE_CLUSTER_PAGES;
 
 /// Reason why a VM's memory can't be paged.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +125,8 @@ pub struct PagingFiles {
     pub userfaultfd: Option<File>,
     /// Greatest number of bytes of the VM in memory.
     pub resident_bytes: u64,
+    /// Size of the virtual paging disk, bytes; 0 if the VM has none.
+    pub disk_bytes: u64,
 }
 
 /// Events since the pager started.
@@ -127,6 +142,7 @@ struct Counters {
     deferred: u64,
     /// Clusters that the paging file did not take.
     refused: u64,
+    disk: DiskCounters,
 }
 
 /// State of the pages, under the lock.
@@ -134,7 +150,9 @@ struct State {
     set: ResidentSet,
     slots: PagingSlots,
     /// Number of the write and tag of each slot.
-    seals: Vec<Seal>,
+    seals: SealTable,
+    /// The virtual paging disk; without pages if the VM has none.
+    disk: PagingDisk,
     counters: Counters,
     /// Set while the paging file takes no pages.
     stalled: Option<Stall>,
@@ -144,6 +162,15 @@ struct State {
 struct Stall {
     reason: String,
     since: Instant,
+}
+
+/// Sizes of a VM's paging.
+struct Sizes {
+    /// Slots of the paging file.
+    slots: u32,
+    /// Pages of the virtual paging disk.
+    disk: u32,
+    resident_bytes: u64,
 }
 
 /// Paging of one VM's memory.
@@ -179,36 +206,49 @@ impl Paging {
             name,
             userfaultfd,
             resident_bytes,
+            disk_bytes,
         } = files;
         let wrong = |source| PagingError::File {
             name: name.clone(),
             source,
         };
         let pages = GuestPages::new(memory)?;
-        // A page has one slot; pages that were touched again hold theirs until their cluster is written or
-        // read.
-        let slots = store::capacity(&file, pages.count() + 4 * WRITE_CLUSTER_PAGES).map_err(wrong)?;
+        let disk = u32::try_from(disk_bytes / PAGE_BYTES).ok();
+        let wanted = disk.and_then(|disk| pages.count().checked_add(disk)?.checked_add(SPARE_SLOTS));
+        let (Some(disk), Some(wanted)) = (disk, wanted) else {
+            return Err(wrong(io::ErrorKind::FileTooLarge.into()));
+        };
+        let slots = store::capacity(&file, wanted).map_err(wrong)?;
         let store = PageStore::new(Box::new(file), name.clone())?;
         let device = userfaultfd.as_ref().map(AsFd::as_fd);
         let userfault = Userfault::open(FaultDelivery::Reader, device)?;
-        Self::with(pages, store, slots, userfault, resident_bytes)
+        Self::with(
+            pages,
+            store,
+            Sizes {
+                slots,
+                disk,
+                resident_bytes,
+            },
+            userfault,
+        )
     }
 
     fn with(
         memory: GuestPages,
         store: PageStore,
-        slots: u32,
+        sizes: Sizes,
         userfault: Userfault,
-        resident_bytes: u64,
     ) -> Result<Arc<Self>, PagingError> {
         if !userfault.kernel_waits {
             return Err(PagingError::KernelFails);
         }
         Ok(Arc::new(Self {
             state: Mutex::new(State {
-                set: ResidentSet::new(memory.end(), pages_of(resident_bytes)),
-                slots: PagingSlots::new(slots),
-                seals: vec![Seal::default(); slots as usize],
+                set: ResidentSet::new(memory.end(), pages_of(sizes.resident_bytes)),
+                slots: PagingSlots::new(sizes.slots),
+                seals: SealTable::new(sizes.slots),
+                disk: PagingDisk::new(sizes.disk),
                 counters: Counters::default(),
                 stalled: None,
             }),
@@ -271,7 +311,7 @@ impl Paging {
     /// Releases pages that the guest does not use, with their slots: the next access finds zeroes.
     ///
     /// # Errors
-    /// The host's error.
+    /// The host's error; the VM ends then.
     pub fn release(&self, pages: Range<u32>) -> io::Result<()> {
         for start in pages.clone().step_by(RELEASE_PAGES as usize) {
             let part = start..pages.end.min(start + RELEASE_PAGES);
@@ -282,9 +322,17 @@ impl Paging {
                     slots.release(slot);
                 }
             }
-            self.memory.punch(part)?;
+            self.remove(part)?;
         }
         Ok(())
+    }
+
+    /// Removes pages from memory whose state has changed. The caller holds the lock. If the host refuses, the
+    /// guest can access their former content: the VM ends.
+    fn remove(&self, pages: Range<u32>) -> io::Result<()> {
+        self.memory.punch(pages).inspect_err(|error| {
+            self.fail(format!("a page cannot be removed from the VM's memory: {error}"));
+        })
     }
 
     /// Returns whether each page can still be read. Otherwise threads wait for pages for ever.
@@ -306,6 +354,7 @@ impl Paging {
             zero_pages,
             deferred,
             refused,
+            disk,
         } = state.counters;
         json!({
             "limit_bytes": bytes(counts.limit),
@@ -324,6 +373,7 @@ impl Paging {
                 "bytes": bytes(state.slots.capacity()),
                 "free_bytes": bytes(state.slots.free()),
             },
+            "disk": disk.status(&state.disk),
         })
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+use dsm::PAGE_LEN;
 use locks::IgnorePoison;
 use policy::memory::resident_set::WRITE_CLUSTER_PAGES;
 use tracing::warn;
@@ -123,32 +124,19 @@ impl Paging {
         drop(state);
         let mut done = 0;
         while let Some(pages) = copied.get(done..).filter(|pages| !pages.is_empty()) {
-            let Some(run) = self.allocate(pages.len() as u32) else {
-                self.stall(pages, "it is full".to_owned());
-                break;
-            };
-            let part = done..done + run.len();
-            let written = self.store.write(run.start, &mut buffer[part.clone()]);
-            let mut state = self.state();
-            match written {
-                Ok(seals) => {
-                    for (slot, seal) in run.clone().zip(seals) {
-                        state.seals[slot as usize] = seal;
-                    }
-                    state.counters.written_pages += run.len() as u64;
+            match self.write_slots(&mut buffer[done..copied.len()]) {
+                Ok(run) => {
+                    let part = done..done + run.len();
                     let slots = run.map(Some);
+                    let mut state = self.state();
                     self.commit(&mut state, copied[part.clone()].iter().copied().zip(slots))?;
+                    done = part.end;
                 }
                 Err(error) => {
-                    for slot in run {
-                        state.slots.release(slot);
-                    }
-                    drop(state);
                     self.stall(pages, error.to_string());
                     break;
                 }
             }
-            done = part.end;
         }
         self.evicted.notify_all();
         Ok(())
@@ -174,8 +162,38 @@ impl Paging {
         Ok(gone.len() as u64)
     }
 
-    fn allocate(&self, wanted: u32) -> Option<Range<u32>> {
-        self.state().slots.allocate(wanted)
+    /// Writes pages into new slots side by side, from the first page on, as many as the file has room for in
+    /// one place. Returns their slots, each with one reference. The bytes of `pages` are undefined
+    /// afterwards.
+    ///
+    /// # Errors
+    /// If the file is full, or the host's error. No slot is allocated then.
+    pub(super) fn write_slots(&self, pages: &mut [[u8; PAGE_LEN]]) -> io::Result<Range<u32>> {
+        let run = self.state().slots.allocate(pages.len() as u32);
+        let run = run.ok_or_else(|| io::Error::other("it is full"))?;
+        let written = self.store.write(run.start, &mut pages[..run.len()]);
+        let mut state = self.state();
+        let State {
+            slots,
+            seals,
+            counters,
+            ..
+        } = &mut *state;
+        match written {
+            Ok(written) => {
+                for (slot, seal) in run.clone().zip(written) {
+                    seals.set(slot, seal);
+                }
+                counters.written_pages += run.len() as u64;
+                Ok(run)
+            }
+            Err(error) => {
+                for slot in run {
+                    slots.release(slot);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Keeps pages in memory that the paging file does not take.

@@ -75,6 +75,7 @@ fn paging(launch: &PagingLaunch, files: &mut Files) -> Result<PagingFiles, Proce
         name: launch.name.clone(),
         userfaultfd: launch.userfaultfd.map(|fd| files.take(fd)).transpose()?,
         resident_bytes: launch.resident_bytes,
+        disk_bytes: launch.disk_bytes,
     })
 }
 

@@ -46,8 +46,8 @@ const QUEUE_TOKEN: u64 = 1 << 32;
 const EVENTS_MAX: usize = 16;
 
 impl Sources {
-    /// Creates an empty set of sources, for [`crate::fuzzing`].
-    #[cfg(fuzzing)]
+    /// Creates an empty set of sources, for a handler without its thread.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,

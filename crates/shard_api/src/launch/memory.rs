@@ -50,6 +50,14 @@ pub struct PagingLaunch {
     pub name: String,
     /// Descriptor of `/dev/userfaultfd`, if the monitor may open it.
     pub userfaultfd: Option<Fd>,
+    /// Size of the virtual paging disk, bytes, a multiple of 4096; 0 for none.
+    // Omitted by default, so that an older shard can read the message.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk_bytes: u64,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Page sizes that back guest memory.

@@ -76,6 +76,7 @@ impl Resources {
             // No VM with paged memory is frozen, so only a forged snapshot has them: left out below.
             resident,
             paging_file,
+            paging_disk,
             cpu_weight,
             cpu_limit,
             memory_limit,
@@ -101,7 +102,7 @@ impl Resources {
         } = spec;
         let mut applied = Applied::default();
         self.weigh(cpu_weight, &mut applied);
-        (*resident, *paging_file) = (None, None);
+        (*resident, *paging_file, *paging_disk) = (None, None, None);
         *cpu_limit = self.cpu_limit.or(*cpu_limit);
         *memory_limit = self.memory_limit.or(*memory_limit);
         *io_limit = self.io_limit.or(*io_limit);

@@ -304,7 +304,9 @@ fn a_limit_is_the_callers_and_the_snapshots_when_the_caller_sets_none() {
 /// Opening a paging file destroys its content, and no VM with one is ever in a snapshot.
 #[test]
 fn forged_snapshot_opens_no_paging_file() {
-    let forged = json!({ "image": "tiny", "resident": "64M", "paging_file": "/dev/sda" });
+    let forged = json!({
+        "image": "tiny", "resident": "64M", "paging_file": "/dev/sda", "paging_disk": "64M",
+    });
     for as_is in [false, true] {
         let allowed = Allowed {
             as_is,
@@ -312,8 +314,9 @@ fn forged_snapshot_opens_no_paging_file() {
         };
         match Host::new().grant(forged.clone(), &allowed) {
             Ok(granted) => {
-                let paging = (granted.spec.resident, granted.spec.paging_file);
-                assert_eq!(paging, (None, None));
+                let spec = granted.spec;
+                let paging = (spec.resident, spec.paging_file, spec.paging_disk);
+                assert_eq!(paging, (None, None, None));
                 assert_eq!(granted.opens, ["the image tiny"]);
             }
             Err(error) => assert!(error.to_string().contains("`resident`"), "{error}"),

@@ -12,9 +12,11 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 
 use super::handler::{BlockHandler, QUEUE_SIZE};
 use super::metrics::Metrics;
+use super::paging_disk::PagingDiskHandler;
 use super::request::{Disk, RANGE_SECTORS_MAX};
 use super::waiting::WaitingRequests;
 use crate::launch::OnFull;
+use crate::paging::PagingDiskIo;
 use crate::sandbox::{ThreadKind, Threads};
 use crate::sharing::DiskSharing;
 use crate::virtio::worker::Worker;
@@ -56,13 +58,10 @@ impl Block {
         on_full: OnFull,
     ) -> io::Result<Self> {
         let queues = queues.clamp(1, QUEUES_MAX);
-        let mut name = [0; VIRTIO_BLK_ID_BYTES as usize];
-        let length = id.len().min(name.len());
-        name[..length].copy_from_slice(&id.as_bytes()[..length]);
         let disk = Disk {
             sectors: store.size() / SECTOR_BYTES,
             read_only,
-            id: name,
+            id: name(id),
         };
         let metrics = Arc::new(Metrics::default());
         let mut note = None;
@@ -94,6 +93,27 @@ impl Block {
         })
     }
 
+    /// Starts the thread of a VM's virtual paging disk, with the serial `id`. Must be called before the
+    /// sandbox closes.
+    pub fn paging(threads: &Threads, id: &str, io: PagingDiskIo) -> io::Result<Self> {
+        let disk = Disk {
+            sectors: io.bytes() / SECTOR_BYTES,
+            read_only: false,
+            id: name(id),
+        };
+        let metrics = Arc::new(Metrics::default());
+        let handler = PagingDiskHandler::new(io, disk, metrics.clone(), threads.quiescer().clone());
+        let worker = Worker::spawn(threads, ThreadKind::Block, "blk-paging", handler)?;
+        Ok(Self {
+            workers: vec![worker],
+            queue_sizes: vec![QUEUE_SIZE],
+            features: features(disk.read_only),
+            config: config(disk.sectors, 1),
+            metrics,
+            note: None,
+        })
+    }
+
     /// Returns the counters of the disk's queues.
     pub fn metrics(&self) -> Arc<Metrics> {
         self.metrics.clone()
@@ -121,6 +141,14 @@ pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio
         None,
         None,
     )
+}
+
+/// Returns a serial as the guest reads it.
+fn name(id: &str) -> [u8; VIRTIO_BLK_ID_BYTES as usize] {
+    let mut name = [0; VIRTIO_BLK_ID_BYTES as usize];
+    let length = id.len().min(name.len());
+    name[..length].copy_from_slice(&id.as_bytes()[..length]);
+    name
 }
 
 fn features(read_only: bool) -> u64 {

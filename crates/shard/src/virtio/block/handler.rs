@@ -1,7 +1,6 @@
 //! One queue's thread: receives requests, submits them to the disk, and replies.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use diskstore::disk::{IoQueue, Operation, Segments, Submission};
 use nix::sys::epoll::EpollFlags;
@@ -172,7 +171,7 @@ impl BlockHandler {
         let flush_after;
         match &request.action {
             Action::Io(operation) => {
-                count(&self.metrics, operation);
+                self.metrics.count(operation);
                 if let Operation::Read { into, .. } = operation {
                     filled = u32::try_from(into.bytes()).unwrap_or(u32::MAX).saturating_add(1);
                 }
@@ -430,7 +429,7 @@ impl Handler for BlockHandler {
 }
 
 /// Copies the disk's name, zero-padded; returns the number of bytes.
-fn copy_name(into: &Segments, name: &[u8]) -> u32 {
+pub(super) fn copy_name(into: &Segments, name: &[u8]) -> u32 {
     let mut done = 0;
     for piece in into.iovecs() {
         let take = piece.iov_len.min(name.len() - done);
@@ -458,18 +457,4 @@ fn cannot_wait(source: std::io::Error) -> DeviceError {
 
 fn ring_error(error: virtio_queue::Error) -> DeviceError {
     DeviceError::Protocol(error.to_string())
-}
-
-fn count(metrics: &Metrics, operation: &Operation) {
-    let (counter, bytes): (_, Option<(&AtomicU64, u64)>) = match operation {
-        Operation::Read { into, .. } => (&metrics.reads, Some((&metrics.read_bytes, into.bytes()))),
-        Operation::Write { from, .. } => (&metrics.writes, Some((&metrics.written_bytes, from.bytes()))),
-        Operation::Flush => (&metrics.flushes, None),
-        Operation::Discard { .. } => (&metrics.discards, None),
-        Operation::WriteZeroes { .. } => (&metrics.zeroed, None),
-    };
-    add(counter, 1);
-    if let Some((counter, bytes)) = bytes {
-        add(counter, bytes);
-    }
 }

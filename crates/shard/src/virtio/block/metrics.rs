@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use diskstore::disk::Operation;
 use serde::Serialize;
 
 /// Counters of one disk, shared by its queues. Each of them only grows, except `waiting`.
@@ -54,6 +55,21 @@ pub struct Snapshot {
 }
 
 impl Metrics {
+    /// Counts a request.
+    pub(super) fn count(&self, operation: &Operation) {
+        let (counter, bytes): (_, Option<(&AtomicU64, u64)>) = match operation {
+            Operation::Read { into, .. } => (&self.reads, Some((&self.read_bytes, into.bytes()))),
+            Operation::Write { from, .. } => (&self.writes, Some((&self.written_bytes, from.bytes()))),
+            Operation::Flush => (&self.flushes, None),
+            Operation::Discard { .. } => (&self.discards, None),
+            Operation::WriteZeroes { .. } => (&self.zeroed, None),
+        };
+        add(counter, 1);
+        if let Some((counter, bytes)) = bytes {
+            add(counter, bytes);
+        }
+    }
+
     /// Returns the current counters.
     pub fn snapshot(&self) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -10,12 +10,16 @@
 //! * A write that finds no room on the host fails or, if the disk's policy is to pause, is completed once
 //!   there is room.
 //!
+//! A virtual paging disk ([`Block::paging`]) has a handler of its own: its data are references to slots of
+//! the VM's paging file, and no file is written for a page that is there already.
+//!
 //! A request outside the disk, of unknown type or with addresses outside memory fails alone (IOERR, UNSUPP).
 //! A chain that is broken as a chain (a loop, no status byte, readable after writable) stops the device.
 
 mod device;
 mod handler;
 mod metrics;
+mod paging_disk;
 mod request;
 mod syscalls;
 mod waiting;

@@ -117,15 +117,20 @@ impl Driver {
             on_full,
         )
         .unwrap();
-        let mut driver = Self {
+        let mut driver = Self::of(memory, block);
+        driver.activate(queues, without);
+        driver
+    }
+
+    /// Creates the driver of a device that is not active yet.
+    pub fn of(memory: GuestRam, block: Block) -> Self {
+        Self {
             memory,
             block,
             line: Arc::default(),
             notify: Vec::new(),
             rings: Vec::new(),
-        };
-        driver.activate(queues, without);
-        driver
+        }
     }
 
     pub fn activate(&mut self, queues: u16, without: u64) {

@@ -3,4 +3,5 @@
 mod driver;
 mod full;
 mod hostile;
+mod paging_disk;
 mod requests;
