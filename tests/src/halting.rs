@@ -14,6 +14,13 @@ pub const NUMBERED_BYTES: u64 = 64 << 20;
 /// An ELF kernel that writes another number to both ends of each page of its memory in each round, reads them
 /// back, and prints `r`. A wrong number prints `B` and ends that.
 pub fn numbering_guest() -> Vec<u8> {
+    numbering_guest_of(NUMBERED_BYTES)
+}
+
+/// The same for another amount of memory, bytes: from 16 MiB, up to 3 GiB at most.
+pub fn numbering_guest_of(bytes: u64) -> Vec<u8> {
+    let end = u32::try_from((16 << 20) + bytes).expect("it ends below 4 GiB");
+    let [e0, e1, e2, e3] = end.to_le_bytes();
     elf(&[
         0xfa, // cli
         0x31, 0xed, // xor ebp, ebp
@@ -24,7 +31,7 @@ pub fn numbering_guest() -> Vec<u8> {
         0x89, 0x07, // mov [rdi], eax
         0x89, 0x87, 0xfc, 0x0f, 0x00, 0x00, // mov [rdi + 4092], eax
         0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // add edi, 4096
-        0x81, 0xff, 0x00, 0x00, 0x00, 0x05, // cmp edi, 80 MiB
+        0x81, 0xff, e0, e1, e2, e3, // cmp edi, end
         0x72, 0xe6, // jb write
         0xbf, 0x00, 0x00, 0x00, 0x01, // mov edi, 16 MiB
         0x89, 0xf8, // read: mov eax, edi
@@ -34,7 +41,7 @@ pub fn numbering_guest() -> Vec<u8> {
         0x39, 0x87, 0xfc, 0x0f, 0x00, 0x00, // cmp [rdi + 4092], eax
         0x75, 0x17, // jne wrong
         0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // add edi, 4096
-        0x81, 0xff, 0x00, 0x00, 0x00, 0x05, // cmp edi, 80 MiB
+        0x81, 0xff, e0, e1, e2, e3, // cmp edi, end
         0x72, 0xe2, // jb read
         0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
         0xb0, b'r', // mov al, 'r'

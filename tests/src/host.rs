@@ -148,6 +148,27 @@ pub fn shared_bytes() -> u64 {
     meminfo("Shmem:")
 }
 
+/// The host's NUMA nodes that have memory.
+pub fn nodes() -> Vec<u32> {
+    let folder = fs::read_dir("/sys/devices/system/node")
+        .expect("a kernel with nodes")
+        .flatten();
+    let numbered = folder.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok());
+    let has_memory = |node: &u32| {
+        let path = format!("/sys/devices/system/node/node{node}/meminfo");
+        let meminfo = fs::read_to_string(path).unwrap_or_default();
+        !meminfo.contains("MemTotal:              0 kB")
+    };
+    let mut nodes: Vec<u32> = numbered.filter(has_memory).collect();
+    nodes.sort_unstable();
+    nodes
+}
+
+/// Memory of the host, in bytes.
+pub fn total_bytes() -> u64 {
+    meminfo("MemTotal:")
+}
+
 /// Memory that the host could still give to programs, in bytes.
 pub fn available_bytes() -> u64 {
     meminfo("MemAvailable:")

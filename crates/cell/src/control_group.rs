@@ -6,6 +6,7 @@
 //! limit. Memory counts for the group whose process touches it first.
 
 mod devices;
+mod promise;
 
 use std::fs;
 use std::io::{self, Write};
@@ -23,6 +24,8 @@ const ROOT: &str = "/sys/fs/cgroup";
 const OURS: &str = "mirrorball";
 /// The weight of a VM that sets none, the kernel's own default.
 const WEIGHT_DEFAULT: u16 = 100;
+/// The kernel's greatest weight.
+const WEIGHT_MAX: u16 = 10_000;
 /// Period of a limit, microseconds.
 const PERIOD_US: f64 = 100_000.0;
 /// Maximum number of processes and threads in a group. Those of a shard can start none once they are sealed;
@@ -68,12 +71,10 @@ impl ControlGroup {
         spec: &VmSpec,
         files: impl Iterator<Item = (&'a str, BorrowedFd<'a>)>,
     ) -> Result<Option<Self>, ControlGroupError> {
-        if spec.cpu_weight.is_none()
-            && spec.cpu_limit.is_none()
-            && spec.memory_limit.is_none()
-            && spec.io_limit.is_none()
-        {
-            return Ok(None);
+        if !has_limits(spec) {
+            // A promise is kept as far as the host allows.
+            let promised = spec.memory_min.and_then(|_| Self::make(name, owner, false).ok());
+            return Ok(promised.filter(|group| group.limit(spec).is_ok()));
         }
         let group = Self::make(name, owner, spec.io_limit.is_some())?;
         group.limit(spec)?;
@@ -118,13 +119,15 @@ impl ControlGroup {
     }
 
     /// Sets the weight and the limits of CPUs and memory of `spec`, and removes those that it does not have.
+    /// Protects the memory that it promises, as far as the host allows.
     pub(crate) fn limit(&self, spec: &VmSpec) -> Result<(), ControlGroupError> {
         let most = |bytes: Size| bytes.0.to_string();
         let cpus = |cpus: f64| format!("{:.0} {PERIOD_US:.0}", cpus * PERIOD_US);
         let unlimited = || "max".to_owned();
         let memory = spec.memory_limit.map_or_else(unlimited, most);
         write(&self.0.join("memory.max"), &memory)?;
-        let weight = spec.cpu_weight.unwrap_or(WEIGHT_DEFAULT);
+        promise::set(&self.0, spec.memory_min);
+        let weight = spec.cpu_weight.unwrap_or_else(|| default_weight(spec));
         write(&self.0.join("cpu.weight"), &weight.to_string())?;
         let cpus = spec.cpu_limit.map_or_else(unlimited, cpus);
         write(&self.0.join("cpu.max"), &cpus)
@@ -140,6 +143,14 @@ impl ControlGroup {
             write(&self.0.join("io.max"), &devices::line(device, limit))?;
         }
         Ok(())
+    }
+
+    /// Whether the kernel keeps so much memory of the group from programs outside.
+    ///
+    /// # Errors
+    /// The reason why it does not.
+    pub(crate) fn keeps(&self, promised: Size) -> Result<(), String> {
+        promise::check(&self.0, promised)
     }
 
     /// Adds a process, and all that it starts, to the group. One that has ended is ignored.
@@ -162,9 +173,31 @@ impl Drop for ControlGroup {
         for _ in 0..END_TRIES {
             match fs::remove_dir(&self.0) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(END_PAUSE),
-                _ => return,
+                _ => break,
             }
         }
+        if let Some(ours) = self.0.parent() {
+            promise::add_up(ours);
+        }
+    }
+}
+
+/// Whether a VM has a weight of CPUs or a limit, which its group must enforce.
+fn has_limits(spec: &VmSpec) -> bool {
+    spec.cpu_weight.is_some()
+        || spec.cpu_limit.is_some()
+        || spec.memory_limit.is_some()
+        || spec.io_limit.is_some()
+}
+
+/// The weight of CPUs of a VM that sets none. A VM that has a group for its promise alone keeps the part that
+/// its vCPUs would have without a group.
+fn default_weight(spec: &VmSpec) -> u16 {
+    match has_limits(spec) {
+        true => WEIGHT_DEFAULT,
+        false => WEIGHT_DEFAULT
+            .saturating_mul(u16::from(spec.cpus))
+            .min(WEIGHT_MAX),
     }
 }
 

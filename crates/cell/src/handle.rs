@@ -7,6 +7,7 @@ mod gate;
 mod memory;
 mod pause;
 mod pins;
+mod resident;
 #[cfg(test)]
 mod shard_threads;
 mod state;
@@ -28,6 +29,7 @@ use shard_api::launch::{Answer, MoveReport, Order};
 
 pub(crate) use self::gate::{VmChange, VmObserver};
 pub(crate) use self::pins::ShardHost;
+pub(crate) use self::resident::TrimmableVm;
 pub(crate) use self::state::CardPidfd;
 use self::state::State;
 use crate::console::Console;

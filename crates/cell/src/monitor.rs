@@ -53,7 +53,7 @@ use crate::share_group::Claims;
 use crate::socket::{Served, bind};
 use crate::spanning::Span;
 use crate::vm::{self, Adopted, Vm};
-use crate::{control, ending, open, snapshot};
+use crate::{control, ending, memory_watch, open, snapshot};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;
@@ -215,6 +215,7 @@ fn start_and_serve(
         .serve(handle, spec)
         .map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(lease, &started);
+    memory_watch::begin_for(handle).map_err(|error| format!("the watch of memory: {error}"))?;
     first.begin_to_record(handle);
     begun.run(opened, Adopted::New(keeper), &terms.programs, handle, lease)
 }

@@ -8,6 +8,7 @@ mod borrowing;
 mod change;
 mod hosts;
 mod overlap;
+mod pressure;
 mod scheduling;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub use borrowing::BorrowingSpec;
 pub use change::SiteChange;
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
 pub use overlap::overlap;
+pub use pressure::PressureSpec;
 pub use scheduling::{CpuScheduler, SchedulingSpec};
 pub use users::{UserPlan, UserSpec};
 
@@ -54,6 +56,9 @@ pub struct ClusterSpec {
     /// Borrowing of memory that begins by itself; as measured on each host when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub borrowing: Option<BorrowingSpec>,
+    /// Reaction to a shortage of the host's memory; by the host's memory when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<PressureSpec>,
     /// Scheduler of the CPUs of each host's cells; Linux's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<SchedulingSpec>,
@@ -167,6 +172,7 @@ impl ClusterSpec {
             hosts: Vec::new(),
             membership: None,
             borrowing: None,
+            pressure: None,
             scheduling: None,
             users: Vec::new(),
         }
@@ -215,6 +221,7 @@ impl ClusterSpec {
         self.check_hosts()?;
         self.check_users()?;
         self.check_borrowing()?;
+        self.check_pressure()?;
         self.check_scheduling()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {

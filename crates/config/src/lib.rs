@@ -12,6 +12,7 @@ mod host;
 mod io_limit;
 pub mod lab;
 pub mod labels;
+mod promise;
 mod reader;
 pub mod settings;
 mod span;

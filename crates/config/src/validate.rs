@@ -5,6 +5,7 @@ mod disks;
 mod nets;
 mod nodes;
 mod paging;
+mod promise;
 mod sharing;
 
 pub use self::nets::{Transport, forward, mac};
@@ -19,7 +20,7 @@ use crate::vm::{DiskMode, RestartSpec, VmSpec};
 const MEMORY_STEP_BYTES: u64 = 2 << 20;
 /// Minimum difference between a VM's memory limit and its guest memory: for its shards, page tables and
 /// cards.
-const MEMORY_BESIDE_BYTES: u64 = 64 << 20;
+pub(crate) const MEMORY_BESIDE_BYTES: u64 = 64 << 20;
 const MEMORY_MIN_BYTES: u64 = 64 << 20;
 
 /// Minimum CPU limit; the kernel accepts no lower limit.
@@ -55,6 +56,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     check_nets(spec)?;
     sharing::check(spec)?;
     paging::check(spec)?;
+    promise::check(spec)?;
     span::check(spec)?;
     cells::check(spec)?;
     nodes::check(spec)
@@ -272,11 +274,11 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
             "give it 4T at most",
         ));
     }
-    // Pages in the paging file count to no limit of memory.
-    let bytes = spec.resident.map_or(bytes, |resident| resident.0.min(bytes));
-    let beside = MEMORY_BESIDE_BYTES.saturating_add(paging::disk_state_bytes(spec));
+    // Pages in the paging file count to no limit of memory, but their states do.
+    let bytes = spec.resident_max().0;
+    let worst = spec.worst();
     if let Some(limit) = spec.memory_limit
-        && limit.0 < bytes.saturating_add(beside)
+        && limit < worst
     {
         return Err(fault(
             &["memory_limit"],
@@ -284,7 +286,7 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
                 "a guest with {} of memory would be ended when it uses it",
                 crate::Size(bytes)
             ),
-            format!("use {} or more", crate::Size(bytes.saturating_add(beside))),
+            format!("use {worst} or more"),
         ));
     }
     Ok(())

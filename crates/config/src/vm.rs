@@ -76,6 +76,16 @@ pub struct VmSpec {
     // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paging_disk: Option<Size>,
+    /// Guest memory that stays in the host's memory, whatever the pressure; at most `memory`, and `resident`.
+    /// All that the VM may have when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_min: Option<Size>,
+    /// Weight of the VM when the host is short of memory, 1 to 10000: a VM of 200 keeps twice as much as a VM
+    /// of 100, which is the default. With `resident` and `memory_min`.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_weight: Option<u16>,
     /// Kernel to use instead of the image's, and words for the kernel's command line.
     pub kernel: Option<KernelSpec>,
     /// Use of the image's root disk.

@@ -11,6 +11,7 @@
 //! | [`thread_migrations`] | moves of a thread between CPUs |
 //! | [`kvm_statistics`] | halts and exits of a vCPU, from KVM's statistics |
 //! | [`memory_use`] | what running VMs take of the host's memory |
+//! | [`pressure`] | how short of memory the host is |
 //!
 //! It reads sysfs, `/proc`, and the files of [`registry`], and writes only the measurements that it keeps in
 //! the runtime directory. It decides nothing: rules over facts are in `knowledge`, decisions in `policy`.
@@ -27,5 +28,6 @@ pub mod kvm_statistics;
 pub mod measure;
 pub mod memory_use;
 pub mod nodes;
+pub mod pressure;
 pub mod thread_migrations;
 pub mod topology;

@@ -190,7 +190,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         name: name.to_owned(),
         share: VmShare {
             vcpus: u32::from(spec.cpus),
-            memory_bytes: spec.memory.0,
+            memory_bytes: spec.counted().0,
         },
         only: spec.cell,
         own: false,
@@ -200,7 +200,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         cells: spec.cells.clone(),
     };
     if files.plan()?.is_empty() {
-        return begin_at_host(&host);
+        return begin_at_host(&host, spec);
     }
     begin_of_cells(&files, &host).map(Some)
 }
@@ -246,7 +246,18 @@ fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Reservation, Reservat
 }
 
 /// Requests a place from root's cluster; none where there is none, or it does not admit this user.
-fn begin_at_host(host: &AdmitVm) -> Result<Option<Reservation>, ReservationError> {
+///
+/// It counts all of a VM's memory: the group of a user's VM is limited to what is counted, and a VM that can
+/// be trimmed may have more than its promise.
+fn begin_at_host(host: &AdmitVm, spec: &VmSpec) -> Result<Option<Reservation>, ReservationError> {
+    let share = VmShare {
+        memory_bytes: spec.memory.0,
+        ..host.share
+    };
+    let host = &AdmitVm {
+        share,
+        ..host.clone()
+    };
     let named = host.only.or_else(|| host.cells.first().copied());
     let alone = |error: ReservationError| named.map_or(Ok(None), |_| Err(error));
     // Root's own cluster is the host's.

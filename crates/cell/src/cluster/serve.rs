@@ -43,6 +43,7 @@ use super::membership::{Membership, MembershipEvent};
 use super::peer_table::{EndedLink, PeerTable, Verdict};
 use super::protocols::protocols;
 use super::state::{Action, Awaited, CellMessage, Client, State, borrowing_limits};
+use crate::memory_watch::MemoryWatch;
 use crate::monitor::raise_file_limit;
 use crate::scheduler::Scheduler;
 use crate::socket::bind;
@@ -126,6 +127,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     own.set_life(me.life)?;
     let scheduler = start_scheduler(&files, &plan)?;
     let (asserted_facts, asserted) = assertions::Reader::start(&files)?;
+    let watch = MemoryWatch::new(files.pressure()?.low_water, plan.nodes.clone());
     let state = initial_state(
         me,
         plan,
@@ -167,6 +169,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         events,
     };
     cell.begin()?;
+    cell.adoptions.begin_to_watch_memory(watch)?;
     cell.run(me, happened)
 }
 

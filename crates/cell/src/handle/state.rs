@@ -14,6 +14,7 @@ use subnet::card_process::CardProcess;
 use subnet::process::Count;
 
 use super::pins::{ShardHost, VcpuLocation};
+use super::resident::ResidentOrder;
 use crate::control_group::ControlGroup;
 use crate::pidfd;
 use crate::remote::clock::keeper::Clocks;
@@ -68,6 +69,8 @@ pub(crate) struct State {
     pub(super) located: Option<Vec<VcpuLocation>>,
     /// Orders of drivers to vCPUs that are not answered yet, the oldest first.
     pub(super) gated: VecDeque<OrderId>,
+    /// The limit of guest memory in the host's memory, of a VM that can be trimmed.
+    pub(super) resident: ResidentOrder,
     /// Whether the VM is paused by order.
     pub(super) is_paused: bool,
     /// The order that pauses the VM (true) or resumes it, until it is answered.
@@ -122,6 +125,7 @@ impl State {
         (self.statistics_asked, self.statistics) = (None, None);
         self.located = None;
         self.gated.clear();
+        self.resident.start();
         (self.pausing, self.is_paused) = (None, false);
         (self.quit, self.is_quitting) = (None, false);
         self.starts += 1;
@@ -231,6 +235,9 @@ impl State {
         }
         if let Some(index) = self.gated.iter().position(|asked| *asked == to) {
             self.gated.remove(index);
+            return;
+        }
+        if self.resident.note_answer(to) {
             return;
         }
         if self.quit == Some(to) {

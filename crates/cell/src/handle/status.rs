@@ -24,6 +24,8 @@ impl VmHandle {
         if let Some(status) = status.as_object_mut() {
             // From the host, whatever the shard sent under this name.
             status.insert("vcpus".to_owned(), vcpus.into());
+            let promise = self.promise_status();
+            status.insert("memory_promise".to_owned(), promise.unwrap_or_default());
         }
         Ok(status)
     }

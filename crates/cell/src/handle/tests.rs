@@ -1,5 +1,8 @@
 use std::process::Command;
 
+use config::Size;
+use registry::update::Update;
+use registry::vms::{Record, Registry};
 use serde_json::json;
 use shard_api::control::ControlSocket;
 use shard_api::launch::{NumberedOrder, OrderId};
@@ -189,4 +192,138 @@ fn the_power_button_is_pressed_again_for_a_guest_that_did_not_notice() {
     assert!(!is_killed);
     assert_eq!(booting.join().expect("it ends"), 2);
     shard.kill();
+}
+
+/// The limit of an order for the resident memory.
+fn resident_limit(order: &NumberedOrder) -> u64 {
+    match order.order {
+        Order::Resident { bytes } => bytes,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn shard_that_does_not_answer_gets_one_order_of_its_limit_and_is_not_killed_for_it() {
+    let (handle, shard, orders) = hung();
+    // A home that does not run yet starts with the limit.
+    handle.limit_resident_to(64 << 20);
+    assert_eq!(handle.resident_limit(Size(512 << 20)), 64 << 20);
+    assert_eq!(
+        handle.resident_limit(Size(32 << 20)),
+        32 << 20,
+        "the user's is less"
+    );
+    handle.state().runs = true;
+    for round in 1..5000 {
+        handle.limit_resident_to(round << 20);
+    }
+    let first = next_order(&orders).unwrap();
+    assert_eq!(resident_limit(&first), 1 << 20);
+    // An answer to another order is none; the right one lets the last limit go out, once.
+    let other = OrderId {
+        request: first.id.request + 1,
+        ..first.id
+    };
+    handle.state().note_answer(other, Answer::Done);
+    handle.limit_resident_to(7 << 20);
+    handle.state().note_answer(first.id, Answer::Done);
+    for _ in 0..5 {
+        handle.limit_resident_to(8 << 20);
+    }
+    let second = next_order(&orders).unwrap();
+    assert_eq!(resident_limit(&second), 8 << 20);
+    handle.state().note_answer(second.id, Answer::Done);
+    handle.limit_resident_to(8 << 20);
+    assert!(!shard.has_ended());
+
+    // The next boot's shard gets its order anew.
+    let (next, its_orders) = ShardProcess::of(Command::new("sleep").arg("100"));
+    let next = Arc::new(next);
+    handle.state().start(next.clone(), None);
+    handle.state().runs = true;
+    handle.limit_resident_to(8 << 20);
+    assert_eq!(resident_limit(&next_order(&its_orders).unwrap()), 8 << 20);
+    shard.kill();
+    next.kill();
+    assert_eq!(next_order(&orders), None);
+}
+
+/// A VM of 512 MiB whose record has these keys.
+fn recorded(handle: &VmHandle, directory: &std::path::Path, keys: &str) {
+    let text = format!("image = \"x\"\nmemory = \"512M\"\n{keys}");
+    let spec = config::parse("vm.toml", &text).unwrap();
+    let entry = Registry::at(directory).unwrap().claim("vm").unwrap();
+    let record = Record::new("vm".to_owned(), spec, 3);
+    // The record stays until the directory goes.
+    std::mem::forget(handle.recorder().begin(entry, record).unwrap());
+}
+
+#[test]
+fn users_limit_does_not_undo_a_lower_one_of_the_watch() {
+    let (handle, shard, orders) = hung();
+    let directory = tempfile::tempdir().unwrap();
+    recorded(
+        &handle,
+        directory.path(),
+        "resident = \"128M\"\nmemory_min = \"32M\"\n",
+    );
+    handle.state().runs = true;
+    let update = |mib: u64| {
+        let update = Update {
+            resident: Some(Size(mib << 20)),
+            ..Update::default()
+        };
+        std::thread::scope(|scope| {
+            let updating = scope.spawn(|| handle.update(&update));
+            let order = next_order(&orders).unwrap();
+            handle.state().note_answer(order.id, Answer::Done);
+            handle.changed();
+            updating.join().unwrap().unwrap();
+            resident_limit(&order) >> 20
+        })
+    };
+    // The watch has ordered the user's limit: it lowers none.
+    handle.limit_resident_to(128 << 20);
+    let order = next_order(&orders).unwrap();
+    handle.state().note_answer(order.id, Answer::Done);
+    assert_eq!(update(256), 256);
+    assert_eq!(handle.trimmable().unwrap().limit_bytes, 256 << 20);
+    handle.limit_resident_to(64 << 20);
+    let order = next_order(&orders).unwrap();
+    handle.state().note_answer(order.id, Answer::Done);
+    assert_eq!(
+        (resident_limit(&order) >> 20, update(512), update(48)),
+        (64, 64, 48)
+    );
+    let promise = handle.promise_status().unwrap();
+    assert_eq!(promise["promised_bytes"], 32 << 20);
+    assert_eq!(promise["limit_bytes"], 48 << 20);
+    let wrong = Update {
+        resident: Some(Size(31 << 20)),
+        ..Update::default()
+    };
+    let refused = handle.update(&wrong).unwrap_err().to_string();
+    assert!(refused.contains("a promise of 32M"), "{refused}");
+    shard.kill();
+}
+
+#[test]
+fn promise_without_a_control_group_is_best_effort_and_says_so() {
+    let (handle, shard, _orders) = hung();
+    let directory = tempfile::tempdir().unwrap();
+    recorded(&handle, directory.path(), "memory_min = \"32M\"\n");
+    let promise = handle.promise_status().unwrap();
+    assert_eq!(promise["kept_by"], "best effort");
+    assert!(
+        promise["why"].as_str().unwrap().contains("no control group"),
+        "{promise}"
+    );
+    assert_eq!(promise["is_trimmed"], false);
+    assert_eq!(promise["worst_bytes"], 576 << 20);
+    assert!(handle.trimmable().is_none(), "it is not paged");
+    shard.kill();
+    let plain = VmHandle::default();
+    let directory = tempfile::tempdir().unwrap();
+    recorded(&plain, directory.path(), "");
+    assert!(plain.promise_status().is_none(), "it has no promise of its own");
 }

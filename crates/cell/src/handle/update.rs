@@ -3,12 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use config::{Size, VmSpec};
+use config::VmSpec;
 use registry::update::{MemoryReport, Update};
 use registry::vms::Record;
-use shard_api::launch::{Answer, Order};
 
-use super::{VmChange, VmHandle, not_an_answer};
+use super::{VmChange, VmHandle};
 use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::PartLimits;
@@ -86,22 +85,6 @@ impl VmHandle {
             |part| limit(part, &record.spec),
             || self.limit(record, next).map_err(io::Error::other),
         )
-    }
-
-    /// Changes the limit of guest memory in the host's memory.
-    fn limit_resident(&self, record: &Record, resident: Size) -> io::Result<()> {
-        if record.spec.resident.is_none() {
-            return Err(io::Error::other(
-                "its memory is not paged, and can't be from now on; help: start it with `resident`",
-            ));
-        }
-        match self.act(&Order::Resident { bytes: resident.0 })? {
-            Answer::Done => {}
-            other => return Err(not_an_answer(&other)),
-        }
-        self.recorder()
-            .change(|record| record.spec.resident = Some(resident));
-        Ok(())
     }
 
     fn limit(&self, record: &Record, spec: &VmSpec) -> Result<(), ControlGroupError> {

@@ -20,6 +20,7 @@ use crate::adoption::{AdoptionRecord, FirstBoot, LeftBoot, MonitorFiles, Places,
 use crate::cluster::reservation::Reservation;
 use crate::handle::VmHandle;
 use crate::left::LeftFiles;
+use crate::memory_watch;
 use crate::open::{HOME_LOG, VmResources};
 use crate::programs::Programs;
 use crate::spanning::Span;
@@ -38,6 +39,7 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     let (record, files) = read.unwrap_or_else(|error| give_up(None, &error));
     let begin_serving = |lease: &Lease, handle: VmHandle| {
         hold(lease, handle.clone())?;
+        memory_watch::begin_for(&handle)?;
         hand_over::begin(handle)
     };
     go_on(keeper, record, files, platform, begin_serving);

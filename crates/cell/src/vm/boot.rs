@@ -28,6 +28,7 @@ use crate::handle::{VmChange, VmHandle};
 use crate::identity::{Given, IdOwner};
 use crate::link::Reports;
 use crate::memory_nodes::{self, HostMemory, Wanted};
+use crate::oom;
 use crate::open::VmResources;
 use crate::programs::ProgramError;
 use crate::remote::clock::keeper::ClockKeeper;
@@ -193,11 +194,12 @@ impl NewBoot<'_> {
         Ok(())
     }
 
-    /// The limit of guest memory in the host's memory, by its record: it may have been changed since its
-    /// start.
+    /// The limit of guest memory in the host's memory: it may have been changed since its start, or be lower
+    /// while the host is short of memory.
     fn resident_bytes(&self) -> Option<u64> {
         let record = self.vm.handle.recorder().read(Record::clone)?;
-        record.spec.resident.map(|resident| resident.0)
+        let limit = |resident| self.vm.handle.resident_limit(resident);
+        record.spec.resident.map(limit)
     }
 
     /// The host's nodes for the VM's memory, by its record: they may have been changed since its start.
@@ -253,6 +255,8 @@ impl NewBoot<'_> {
         if opened.spec.is_coherent() {
             coherence::permit_priority(process.pid);
         }
+        // Where this user may not, the kernel chooses by size; `inspect` has the score.
+        let _ = oom::prefer(process.pid, opened.spec.unpromised_permille());
         if opened.spec.core_scheduling {
             // Its one thread waits for its launch: the threads that it starts have the cookie too.
             cookies.borrow_mut().push(core_scheduling::isolate(process.pid)?);

@@ -132,6 +132,18 @@ fn errors_in_tables_of_settings_have_their_place() {
             "\"4M\"",
         ),
         (
+            "pressure",
+            "low_water = \"1023K\"",
+            "a low water of 1023K is never reached",
+            "\"1023K\"",
+        ),
+        (
+            "pressure",
+            "high_water = \"1G\"",
+            "unknown key `high_water`",
+            "high_water",
+        ),
+        (
             "scheduling",
             "cpus = \"gang\"",
             "unknown value `gang`",

@@ -114,6 +114,8 @@ impl MemberPolicy {
             paging_file,
             // It is within four times the memory, which is within the limit, and in the paging file.
             paging_disk: _,
+            memory_min,
+            memory_weight,
             kernel,
             root,
             disks,
@@ -140,6 +142,9 @@ impl MemberPolicy {
         self.admit_share_group(share_group.as_deref())?;
         for (key, is_set) in [
             ("cpu_weight", cpu_weight.is_some()),
+            // Other VMs get less of memory that is short.
+            ("memory_min", memory_min.is_some()),
+            ("memory_weight", memory_weight.is_some()),
             // Other VMs lose the hardware threads that it keeps idle.
             ("core_scheduling", *core_scheduling),
             ("cell", cell.is_some()),

@@ -70,6 +70,8 @@ fn the_full_example_shows_every_key() {
         ("resident = \"128M\"", PAGING),
         ("paging_file = \"/var/tmp\"", PAGING),
         ("paging_disk = \"512M\"", PAGING),
+        ("memory_min = \"64M\"", PAGING),
+        ("memory_weight = 200", PAGING),
     ];
     for (line, example) in elsewhere {
         assert!(text.contains(line) && example.contains(line), "{line}");

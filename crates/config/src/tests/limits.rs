@@ -42,6 +42,7 @@ fn numbers_have_the_documented_limits() {
     ends("cpu_weight", &["1", "10000"], &["0", "10001"]);
     ends("cpu_limit", &["0.01", "1024"], &["0.009", "1024.1"]);
     ends("scratch_limit", &["\"1M\""], &["\"1023K\""]);
+    ends("memory_min", &["\"0M\"", "\"512M\""], &["\"513M\""]);
     ends("resident", &["\"16M\"", "\"4T\""], &["\"16383K\""]);
     ends(
         "memory",
@@ -62,8 +63,34 @@ fn limit_of_memory_needs_no_room_for_what_is_paged_out() {
     let text = |limit| {
         format!("image = \"debian-12\"\nmemory = \"512M\"\nresident = \"64M\"\nmemory_limit = \"{limit}\"\n")
     };
-    assert!(taken("memory_limit", &text("128M")));
-    assert!(!taken("memory_limit", &text("127M")));
+    // The state of each page of the guest takes 36 bytes: 4.5 MiB.
+    assert!(taken("memory_limit", &text("133M")));
+    assert!(!taken("memory_limit", &text("132M")));
+}
+
+#[test]
+fn promise_is_a_part_of_what_the_vm_may_have_and_a_weight_is_for_vms_that_can_be_trimmed() {
+    let text = |resident, least, weight| {
+        let key = |name, value: &str| match value {
+            "" => String::new(),
+            value => format!("{name} = {value}\n"),
+        };
+        let keys = [
+            key("resident", resident),
+            key("memory_min", least),
+            key("memory_weight", weight),
+        ];
+        format!("image = \"debian-12\"\nmemory = \"512M\"\n{}", keys.concat())
+    };
+    assert!(taken("memory_min", &text("\"128M\"", "\"128M\"", "10000")));
+    assert!(!taken("memory_min", &text("\"128M\"", "\"129M\"", "")));
+    assert!(taken("memory_min", &text("\"1G\"", "\"512M\"", "1")));
+    assert!(!taken("memory_min", &text("\"1G\"", "\"513M\"", "")));
+    for weight in ["0", "10001"] {
+        assert!(!taken("memory_weight", &text("\"128M\"", "\"64M\"", weight)));
+    }
+    assert!(!taken("memory_weight", &text("\"128M\"", "", "100")));
+    assert!(!taken("memory_weight", &text("", "\"64M\"", "100")));
 }
 
 #[test]

@@ -3,19 +3,14 @@
 use super::sharing::asked_to_share;
 use crate::Size;
 use crate::fault::{Fault, fault};
+use crate::promise::RESIDENT_MIN_BYTES;
 use crate::vm::{PagesSpec, VmSpec};
-
-/// Minimum of `resident`, bytes (`policy::memory::resident_set::LIMIT_MIN_PAGES`).
-const RESIDENT_MIN_BYTES: u64 = 16 << 20;
 
 /// Minimum of `paging_disk`, bytes. `mkswap` refuses less than ten pages.
 const DISK_MIN_BYTES: u64 = 1 << 20;
 /// Maximum of `paging_disk`, as a multiple of the memory, and in bytes.
 const DISK_MAX_MEMORIES: u64 = 4;
 const DISK_MAX_BYTES: u64 = 8 << 40;
-/// Maximum of the shard's memory for each page of a paging disk: an entry of the disk's table (4 bytes), and
-/// the count, the bits and the seal of a slot (26 bytes and some bits).
-const DISK_STATE_BYTES_PER_PAGE: u64 = 31;
 const PAGE_BYTES: u64 = 4096;
 
 /// Guest memory that is paged is one file of 4 KiB pages, each of which the shard can unmap.
@@ -107,11 +102,4 @@ fn check_disk(spec: &VmSpec, disk: Size) -> Result<(), Fault> {
         ));
     }
     Ok(())
-}
-
-/// Returns the memory that the shard needs at most for the state of the paging disk, in whole MiB.
-pub(super) fn disk_state_bytes(spec: &VmSpec) -> u64 {
-    let pages = spec.paging_disk.map_or(0, |disk| disk.0 / PAGE_BYTES);
-    let bytes = pages.saturating_mul(DISK_STATE_BYTES_PER_PAGE);
-    bytes.div_ceil(1 << 20) << 20
 }

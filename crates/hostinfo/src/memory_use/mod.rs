@@ -18,4 +18,5 @@ pub mod smaps;
 mod tests;
 
 pub use account::{MemoryUse, VmMemory};
+pub(crate) use classify::GUEST_MEMORY;
 pub use read::{read, read_one};

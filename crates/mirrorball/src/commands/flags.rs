@@ -16,7 +16,7 @@ pub struct RunArgs {
     #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
         "name", "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
         "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart",
-        "scratch_limit", "label", "resident", "paging_file", "paging_disk"])]
+        "scratch_limit", "label", "resident", "paging_file", "paging_disk", "memory_min", "memory_weight"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -50,6 +50,13 @@ pub struct RunArgs {
     /// A disk of this size for the guest's swap, as 512M, whose pages are in the paging file
     #[arg(long, value_name = "SIZE", requires = "resident")]
     pub paging_disk: Option<Size>,
+    /// Guest memory that stays in the host's memory whatever the pressure, as 128M; all that it may have
+    /// otherwise
+    #[arg(long, value_name = "SIZE")]
+    pub memory_min: Option<Size>,
+    /// Its weight when the host is short of memory, 1 to 10000; 100 is ordinary
+    #[arg(long, value_name = "WEIGHT", requires_all = ["resident", "memory_min"])]
+    pub memory_weight: Option<u16>,
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
@@ -248,6 +255,8 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         resident: args.resident,
         paging_file: args.paging_file.clone(),
         paging_disk: args.paging_disk,
+        memory_min: args.memory_min,
+        memory_weight: args.memory_weight,
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),
             initrd: args.initrd.clone(),

@@ -15,7 +15,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use config::cluster::{BorrowingSpec, CellPlan, SchedulingSpec, Site};
+use config::cluster::{BorrowingSpec, CellPlan, PressureSpec, SchedulingSpec, Site};
 use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::grant::Amounts;
 
@@ -78,6 +78,27 @@ impl Files {
     pub fn set_borrowing(&self, spec: &BorrowingSpec) -> io::Result<()> {
         private::directories(&self.0)?;
         replace(&self.0.join("borrowing.json"), &serde_json::to_vec_pretty(spec)?)
+    }
+
+    /// The reaction of this host's cells to a shortage of memory.
+    ///
+    /// # Errors
+    /// If the record can't be read.
+    pub fn pressure(&self) -> io::Result<PressureSpec> {
+        match fs::read(self.0.join("pressure.json")) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PressureSpec::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets how the cells of this host react to a shortage of memory. Called before the cells start.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn set_pressure(&self, spec: &PressureSpec) -> io::Result<()> {
+        private::directories(&self.0)?;
+        replace(&self.0.join("pressure.json"), &serde_json::to_vec_pretty(spec)?)
     }
 
     /// The scheduler of the CPUs of this host's cells. The default without a record, as after an upgrade.

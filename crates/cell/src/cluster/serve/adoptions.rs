@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use crate::cluster::adoption_table::{AdoptionTable, Failures, Unreadable, Verdict};
 use crate::ending::of_failed_cell;
 use crate::handle::VmHandle;
+use crate::memory_watch::{MemoryWatch, ROUND};
 use crate::monitor::Accepted;
 use crate::scheduler::Scheduler;
 use crate::vm::keeper::KEEPER_SOCKET;
@@ -99,6 +100,33 @@ impl Adoptions {
         }
         self.change(AdoptionTable::all_are_listed);
         Ok(())
+    }
+
+    /// Starts a thread that watches the host's memory for the VMs that are served, while some can be trimmed.
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub(super) fn begin_to_watch_memory(&self, mut watch: MemoryWatch) -> io::Result<()> {
+        let adoptions = self.clone();
+        let watch = move || {
+            loop {
+                let vms = adoptions.await_trimmable();
+                watch.round(&vms);
+                std::thread::sleep(ROUND);
+            }
+        };
+        std::thread::Builder::new()
+            .name("memory".into())
+            .spawn(watch)
+            .map(drop)
+    }
+
+    /// Waits until a VM is served that can be trimmed. Returns all of them.
+    fn await_trimmable(&self) -> Vec<VmHandle> {
+        let can = |vm: &&VmHandle| vm.trimmable().is_some();
+        let none = |table: &mut AdoptionTable<VmHandle>| !table.served().any(|vm| can(&vm));
+        let table = self.shared.changed.wait_while(self.table(), none);
+        table.ignore_poison().served().filter(can).cloned().collect()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut AdoptionTable<VmHandle>) -> T) -> T {

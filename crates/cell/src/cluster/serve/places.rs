@@ -26,7 +26,7 @@ fn places(record: &Record) -> Vec<RunningVm> {
         cells: record.spec.cells.clone(),
     };
     if record.span.is_empty() {
-        let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.memory.0);
+        let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.counted().0);
         let one = |cell| place(record.name.clone(), cell, vcpus, bytes, record.borrowed.clone());
         return record.cell.map(one).into_iter().collect();
     }

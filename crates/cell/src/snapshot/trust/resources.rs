@@ -77,6 +77,8 @@ impl Resources {
             resident,
             paging_file,
             paging_disk,
+            memory_min,
+            memory_weight,
             cpu_weight,
             cpu_limit,
             memory_limit,
@@ -103,6 +105,12 @@ impl Resources {
         let mut applied = Applied::default();
         self.weigh(cpu_weight, &mut applied);
         (*resident, *paging_file, *paging_disk) = (None, None, None);
+        // A promise takes memory from others, and a weight is for paged VMs.
+        if memory_min.take().is_some() {
+            let why = "nothing of its memory is kept from other programs, as the snapshot's was";
+            applied.withheld.push(why.to_owned());
+        }
+        *memory_weight = None;
         *cpu_limit = self.cpu_limit.or(*cpu_limit);
         *memory_limit = self.memory_limit.or(*memory_limit);
         *io_limit = self.io_limit.or(*io_limit);

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use config::cluster::{BorrowingSpec, CellPlan, ClusterSpec, HostNodes, SchedulingSpec, Site, UserPlan};
+use config::cluster::{
+    BorrowingSpec, CellPlan, ClusterSpec, HostNodes, PressureSpec, SchedulingSpec, Site, UserPlan,
+};
 use hostfiles::passwd;
 use hostinfo::facts;
 use miette::{IntoDiagnostic, Result, miette};
@@ -19,6 +21,8 @@ pub(super) struct Planned {
     pub(super) users: Vec<UserPlan>,
     /// Borrowing of memory between the cells.
     pub(super) borrowing: BorrowingSpec,
+    /// Reaction to a shortage of the host's memory.
+    pub(super) pressure: PressureSpec,
     /// Scheduler of the CPUs of the cells.
     pub(super) scheduling: SchedulingSpec,
 }
@@ -37,6 +41,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
             site: None,
             users: Vec::new(),
             borrowing: BorrowingSpec::default(),
+            pressure: PressureSpec::default(),
             scheduling: SchedulingSpec::default(),
         });
     };
@@ -53,6 +58,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
         shares: spec.cells_with_shares(),
         users: spec.users(passwd::uid_of, &name, &text)?,
         borrowing: spec.borrowing.clone().unwrap_or_default(),
+        pressure: spec.pressure.clone().unwrap_or_default(),
         scheduling: spec.scheduling.clone().unwrap_or_default(),
         site,
     })

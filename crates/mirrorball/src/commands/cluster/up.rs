@@ -151,6 +151,7 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
         users::check(&planned.cells, &planned.users)?;
         files.admit(&planned.users).into_diagnostic()?;
         files.set_borrowing(&planned.borrowing).into_diagnostic()?;
+        files.set_pressure(&planned.pressure).into_diagnostic()?;
         files.set_scheduling(&planned.scheduling).into_diagnostic()?;
         files
             .create(&planned.cells, planned.site.as_ref())
@@ -165,6 +166,7 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
         && files.site().into_diagnostic()? == planned.site
         && files.users().into_diagnostic()? == planned.users
         && files.borrowing().into_diagnostic()? == planned.borrowing
+        && files.pressure().into_diagnostic()? == planned.pressure
         && files.scheduling().into_diagnostic()? == planned.scheduling;
     if !is_same || !foreground && missing.is_empty() {
         return Err(miette!(

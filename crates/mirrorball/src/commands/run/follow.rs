@@ -57,6 +57,8 @@ pub(super) struct Followed {
     folder: PathBuf,
     pub cell: Option<u16>,
     pub command: Option<Vec<String>>,
+    /// The line about its promise of memory, if the VM has one.
+    promise: Option<String>,
     asked: bool,
     running_s: Option<f64>,
     keeps_writes: bool,
@@ -92,6 +94,7 @@ pub(super) fn follow(
             (
                 name,
                 Followed {
+                    promise: promise(&spec),
                     command: spec.command,
                     ..Followed::default()
                 },
@@ -108,6 +111,15 @@ pub(super) fn follow(
         console: None,
     }
     .follow(&news)
+}
+
+/// Returns the promise of a VM that has one of its own, and its worst case.
+fn promise(spec: &VmSpec) -> Option<String> {
+    let promised = spec.memory_min?;
+    Some(format!(
+        "{promised} of memory are promised, {} are needed at worst",
+        spec.worst()
+    ))
 }
 
 /// Follows VMs from their start to their end.
@@ -280,6 +292,9 @@ impl Follower {
             vm.running_s = Some(seconds);
             for line in missing {
                 eprintln!("mirrorball: {name}: sandbox without {line}");
+            }
+            if let Some(promise) = &vm.promise {
+                eprintln!("mirrorball: {name}: {promise}");
             }
             if !alone {
                 eprintln!("mirrorball: {name}: started");

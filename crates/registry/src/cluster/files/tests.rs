@@ -168,6 +168,16 @@ fn cells_borrow_by_themselves_unless_the_record_says_otherwise() {
 }
 
 #[test]
+fn low_water_of_memory_is_recorded_for_the_cells() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = Files::at(directory.path());
+    assert_eq!(files.pressure().unwrap(), PressureSpec::default());
+    let low_water = Some(config::Size(64 << 20));
+    files.set_pressure(&PressureSpec { low_water }).unwrap();
+    assert_eq!(files.pressure().unwrap().low_water, low_water);
+}
+
+#[test]
 fn linux_divides_the_cpus_unless_the_record_says_otherwise() {
     let directory = tempfile::tempdir().unwrap();
     let files = Files::at(directory.path());

@@ -36,6 +36,20 @@ fn a_vm_has_one_place_or_none() {
     assert_eq!(seen(&record), []);
 }
 
+#[test]
+fn vm_that_can_be_trimmed_has_what_was_counted_for_it() {
+    let mut record = record(Vec::new());
+    record.spec.resident = Some(config::Size(512 << 20));
+    assert_eq!(
+        seen(&record),
+        [("a".to_owned(), 1, 4, 1024)],
+        "its limit may be raised"
+    );
+    record.spec.memory_min = Some(config::Size(128 << 20));
+    // The states of 262,144 pages take 9 MiB.
+    assert_eq!(seen(&record), [("a".to_owned(), 1, 4, 137)]);
+}
+
 fn part(cell: u16, vcpus: std::ops::Range<u8>, mib: u64) -> policy::span::Part {
     policy::span::Part {
         cell,
