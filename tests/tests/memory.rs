@@ -195,7 +195,7 @@ fn guest_reads_only_what_it_wrote_and_ends_when_its_paging_file_is_damaged() {
             .env("MIRRORBALL_RUNTIME", scratch.join("runtime"))
             .env("MIRRORBALL_DATA", scratch.join("data"))
     };
-    let options = "run --net none --memory 96M --resident 16M --name n";
+    let options = "run --net none --memory 96M --resident 16M --paging-disk 64M --name n";
     let run = call(&options.split(' ').collect::<Vec<_>>());
     let run = run
         .args([Path::new("--paging-file"), &file, Path::new("--kernel"), &guest])
@@ -220,6 +220,12 @@ fn guest_reads_only_what_it_wrote_and_ends_when_its_paging_file_is_damaged() {
         number(&counted, "/paged_out_bytes") >= NUMBERED_BYTES / 2,
         "{counted:#}"
     );
+    // The guest has no driver for the disk, which is there.
+    assert_eq!(number(&counted, "/disk/bytes"), 64 * MIB);
+    assert_eq!(number(&counted, "/disk/used_bytes"), 0);
+    let vm = call(&["inspect", "n"]).ok().json();
+    let devices = vm["status"]["devices"].as_array().expect("devices");
+    assert!(devices.iter().any(|device| device["name"] == "paging"), "{vm:#}");
     call(&["update", "n", "--resident", "32M"]).ok();
     assert_eq!(number(&paging(), "/limit_bytes"), 32 * MIB);
     rounds(done + 2);

@@ -124,7 +124,7 @@ mod tests {
         #[test]
         fn bitmap_agrees_with_a_set(
             capacity in 1_u32..9000,
-            steps in prop::collection::vec((any::<bool>(), 0_u32..9000, 1_u32..700), 1..60),
+            steps in prop::collection::vec((any::<bool>(), 0_u32..9000, 1_u32..6000), 1..60),
         ) {
             let mut bits = SlotBitmap::new(capacity);
             let mut used = BTreeSet::new();
