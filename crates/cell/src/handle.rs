@@ -7,6 +7,7 @@ mod gate;
 mod memory;
 mod pause;
 mod pins;
+mod placing;
 #[cfg(test)]
 mod shard_threads;
 mod state;

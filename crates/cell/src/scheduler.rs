@@ -17,6 +17,7 @@
 mod activity;
 mod cpu_thread;
 mod gate;
+mod order;
 mod published;
 #[cfg(test)]
 mod tests;
@@ -34,12 +35,13 @@ use policy::cpu::entry::VcpuEntry;
 use policy::cpu::message::Event;
 use policy::cpu::topology::{CpuPlace, Topology};
 use policy::cpu::tunables::Tunables;
-use policy::cpu::{CpuId, VmId};
+use policy::cpu::{CpuId, VcpuId, VmId};
 use registry::cluster::interface::CpuQueue;
 use tracing::{debug, info, warn};
 use urpc::published::Published;
 
 use self::cpu_thread::{CpuThread, Input, Shared};
+use self::order::Outcome;
 use self::published::{CpuState, VmFacts};
 use self::vcpu_threads::{ShardThreads, VcpuThreads};
 use self::vm_table::{Unplaced, VmSettings, check_pins, next_number, place, vcpus};
@@ -60,6 +62,8 @@ enum Change {
     /// It does not any more.
     Over(u32),
     Of(u32, VmChange),
+    /// A vCPU of a VM is to move to this CPU of the host.
+    Order(u32, u8, usize, Sender<Outcome>),
     /// Report the run queues.
     Report(Sender<Vec<CpuQueue>>),
     /// The drivers are to end; the reply comes when all VMs are Linux's again.
@@ -152,6 +156,15 @@ impl VmObserver for Observer {
         };
         let shared = &self.scheduler.shared;
         check_pins(&settings, &shared.host_cpus, &shared.topology)
+    }
+
+    fn order(&self, vcpu: u8, cpu: usize) -> Option<Result<(), String>> {
+        order::order(vcpu, cpu, |tell| {
+            let _ = self
+                .scheduler
+                .changes
+                .send(Change::Order(self.vm, vcpu, cpu, tell));
+        })
     }
 }
 
@@ -251,6 +264,7 @@ impl VmTable {
             }
             Change::Of(vm, VmChange::Ended) => self.remove(vm),
             Change::Of(vm, VmChange::Updated) => self.update(vm),
+            Change::Order(vm, vcpu, cpu, tell) => self.order(vm, vcpu, cpu, tell),
             Change::Report(tell) => _ = tell.send(self.queues()),
             Change::End(_) => {}
         }
@@ -380,6 +394,25 @@ impl VmTable {
         scheduled.settings = settings;
         let (number, facts) = (scheduled.number, Arc::clone(&scheduled.facts));
         self.send_facts(number, Some(&facts));
+    }
+
+    /// Has the driver of a CPU take a vCPU, or reports why none can.
+    fn order(&self, vm: u32, vcpu: u8, cpu: usize, tell: Sender<Outcome>) {
+        let scheduled = self.vms.get(&vm).and_then(|vm| vm.scheduled.as_ref());
+        let Some(scheduled) = scheduled else {
+            // A client that has gone gets no answer.
+            let _ = tell.send(Outcome::NotDriven);
+            return;
+        };
+        let Some(id) = self.shared.host_cpus.iter().position(|own| *own == cpu) else {
+            let _ = tell.send(Outcome::NoCpu);
+            return;
+        };
+        let vcpu = VcpuId {
+            vm: scheduled.number,
+            index: vcpu.into(),
+        };
+        self.send(CpuId(id as u16), Input::Order(vcpu, tell));
     }
 
     fn queues(&self) -> Vec<CpuQueue> {

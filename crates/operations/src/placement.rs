@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use registry::control::{Answer, Request, ask};
+use registry::control::{Answer, PlacedBy, Placement, Request, ask};
 use registry::update::{Pin, Update};
 use registry::vms::{Registry, RegistryError};
 
@@ -36,6 +36,27 @@ pub fn move_vcpu(vm: &str, vcpu: u8, cell: u16) -> Result<Moved, Failure> {
         }),
         _ => Err(ended(vm)),
     }
+}
+
+/// Has a vCPU run on a CPU of the host. The driver of the CPU takes it, if drivers have the VM; else it is
+/// pinned.
+///
+/// # Errors
+/// As [`move_vcpu`].
+pub fn place_vcpu(vm: &str, vcpu: u8, cpu: usize) -> Result<Placement, Failure> {
+    match order(vm, &Request::Place { vcpu, cpu })? {
+        Answer::Placed(placement) => Ok(placement),
+        _ => Err(ended(vm)),
+    }
+}
+
+/// Formats what has become of a vCPU that was moved to a CPU.
+pub fn placed_line(vm: &str, vcpu: u8, cpu: usize, placement: &Placement) -> String {
+    let why = match placement.by {
+        PlacedBy::Pin => "it is pinned there",
+        PlacedBy::Driver => "drivers may move it again",
+    };
+    format!("vCPU {vcpu} of {vm} runs on CPU {cpu}; {why}")
 }
 
 /// Pins a vCPU to CPUs of the host; an empty list ends its pin.
