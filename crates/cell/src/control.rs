@@ -132,9 +132,7 @@ fn carry_out(vm: &VmHandle, request: &Request, balloon_max: Option<Size>) -> Ans
                 });
         }
         Request::Place { vcpu, cpu } => {
-            return vm
-                .place_vcpu(*vcpu, *cpu)
-                .map_or_else(refused, Answer::Placed);
+            return vm.place_vcpu(*vcpu, *cpu).map_or_else(refused, Answer::Placed);
         }
         Request::Balloon { bytes } => match balloon_max {
             None => Err(io::Error::other(

@@ -1,6 +1,7 @@
 //! Handle of a running VM for other parts of its monitor: its console, orders to its shards, and their
 //! answers.
 
+mod borrowed_cpus;
 mod end;
 mod freeze;
 mod gate;

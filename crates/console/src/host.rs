@@ -43,9 +43,15 @@ pub struct Moved {
     /// Pause of the vCPU, in microseconds; absent for a move to a CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub still_us: Option<u64>,
-    /// What keeps it on the CPU to which it moved: `pin` or `driver`.
+    /// What keeps it on the CPU to which it moved: `pin`, `driver`, or a `loan` of another cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<&'static str>,
+    /// Cell on which the VM depends from now on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began: Option<u16>,
+    /// Cell on which the VM depends no longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u16>,
     /// CPUs that it was pinned to, if the move has removed its pin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_pin: Option<Vec<usize>>,
@@ -67,7 +73,11 @@ pub(crate) async fn move_vcpu(
     let request = match (cell, cpu) {
         (Some(cell), None) => control::Request::Move { vcpu, cell },
         (None, Some(cpu)) => control::Request::Place { vcpu, cpu },
-        _ => return Err(Problem::bad_request("name the `cell` or the `cpu` to which it moves, and not both")),
+        _ => {
+            return Err(Problem::bad_request(
+                "name the `cell` or the `cpu` to which it moves, and not both",
+            ));
+        }
     };
     match order((context, caller), name.clone(), request, MOVE_LIMIT).await? {
         Answer::Moved {
@@ -80,6 +90,8 @@ pub(crate) async fn move_vcpu(
         })),
         Answer::Placed(placement) => Ok(Json(Moved {
             by: Some(placement.by.word()),
+            began: placement.began,
+            ended: placement.ended,
             dropped_pin: placement.dropped_pin,
             ..Moved::default()
         })),

@@ -386,7 +386,7 @@ fn memory_cells_and_vcpus_are_acted_on() {
     assert_eq!(moved["dropped_pin"], json!([2, 3]));
     assert!(vm.orders().contains(&"move".to_owned()));
     let placed = api.post("/v1/vms/a/move", &json!({"vcpu": 0, "cpu": 3}));
-    assert_eq!(placed, (200, json!({"by": "driver"})));
+    assert_eq!(placed, (200, json!({"by": "loan", "began": 1})));
     assert!(vm.orders().contains(&"place".to_owned()));
     for wrong in [json!({"vcpu": 0}), json!({"vcpu": 0, "cpu": 3, "cell": 1})] {
         let (status, problem) = api.post("/v1/vms/a/move", &wrong);

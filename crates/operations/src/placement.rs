@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use config::cpulist;
 use registry::control::{Answer, PlacedBy, Placement, Request, ask};
 use registry::update::{Pin, Update};
 use registry::vms::{Registry, RegistryError};
@@ -55,8 +56,23 @@ pub fn placed_line(vm: &str, vcpu: u8, cpu: usize, placement: &Placement) -> Str
     let why = match placement.by {
         PlacedBy::Pin => "it is pinned there",
         PlacedBy::Driver => "drivers may move it again",
+        PlacedBy::Loan => "another cell lends it",
     };
-    format!("vCPU {vcpu} of {vm} runs on CPU {cpu}; {why}")
+    let of_cell = placement.cell.map(|cell| format!(" of cell {cell}"));
+    let mut line = format!(
+        "vCPU {vcpu} of {vm} runs on CPU {cpu}{}; {why}",
+        of_cell.unwrap_or_default()
+    );
+    if let Some(cell) = placement.began {
+        line += &format!("; {vm} ends with cell {cell} from now on");
+    }
+    if let Some(cell) = placement.ended {
+        line += &format!("; {vm} does not depend on cell {cell} any more");
+    }
+    if let Some(cpus) = &placement.dropped_pin {
+        line += &format!("; its pin to CPUs {} is dropped", cpulist::write(cpus));
+    }
+    line
 }
 
 /// Pins a vCPU to CPUs of the host; an empty list ends its pin.
@@ -111,4 +127,38 @@ fn order(vm: &str, request: &Request) -> Result<Answer, Failure> {
 
 fn ended(vm: &str) -> Failure {
     Failure::new(Kind::Refused, format!("{vm}: the VM has ended"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_about_a_placed_vcpu_has_what_keeps_it_there_and_what_the_vm_depends_on() {
+        let line = |placement: &Placement| placed_line("web", 1, 3, placement);
+        let of = |by| Placement {
+            by,
+            ..Placement::default()
+        };
+        assert_eq!(
+            line(&of(PlacedBy::Pin)),
+            "vCPU 1 of web runs on CPU 3; it is pinned there"
+        );
+        assert_eq!(
+            line(&of(PlacedBy::Driver)),
+            "vCPU 1 of web runs on CPU 3; drivers may move it again"
+        );
+        let lent = Placement {
+            cell: Some(1),
+            began: Some(1),
+            ended: Some(2),
+            dropped_pin: Some(vec![0, 1]),
+            ..of(PlacedBy::Loan)
+        };
+        assert_eq!(
+            line(&lent),
+            "vCPU 1 of web runs on CPU 3 of cell 1; another cell lends it; web ends with cell 1 from now on; web \
+             does not depend on cell 2 any more; its pin to CPUs 0-1 is dropped"
+        );
+    }
 }

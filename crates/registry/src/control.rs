@@ -148,6 +148,15 @@ pub enum Answer {
 pub struct Placement {
     /// What keeps the vCPU on the CPU.
     pub by: PlacedBy,
+    /// The cell of the CPU, if that is another than the VM's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell: Option<u16>,
+    /// Cell on which the VM depends from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<u16>,
+    /// Cell on which the VM depends no longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u16>,
     /// CPUs that it was pinned to, if the move has removed its pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_pin: Option<Vec<usize>>,
@@ -162,6 +171,8 @@ pub enum PlacedBy {
     Pin,
     /// The driver of the CPU. Drivers may move the vCPU again.
     Driver,
+    /// A loan of the CPU's time by another cell.
+    Loan,
 }
 
 impl PlacedBy {
@@ -170,6 +181,7 @@ impl PlacedBy {
         match self {
             Self::Pin => "pin",
             Self::Driver => "driver",
+            Self::Loan => "loan",
         }
     }
 }

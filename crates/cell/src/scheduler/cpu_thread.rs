@@ -76,6 +76,8 @@ pub(super) enum Input {
     Vm(VmId, Option<Arc<VmFacts>>),
     /// The driver is to take a vCPU, by order of a person.
     Order(VcpuId, Sender<Outcome>),
+    /// Report that all messages before this one are handled.
+    Passed(Sender<()>),
     /// A CPU of the cell has several busy vCPUs now.
     Contended,
     /// The thread is to end.
@@ -177,6 +179,8 @@ impl CpuThread {
                 }
                 self.handle(Event::Timer);
             }
+            // A sender that has gone needs no answer.
+            Input::Passed(tell) => _ = tell.send(()),
             Input::Contended => self.handle(Event::Timer),
             Input::End => {}
         }

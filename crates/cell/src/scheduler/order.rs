@@ -106,7 +106,11 @@ mod tests {
     #[test]
     fn order_without_an_outcome_ends_with_the_reason() {
         let (tell, told) = mpsc::channel();
-        let outcome = |told| await_outcome(told, 1, 5, Duration::from_millis(1)).unwrap().unwrap_err();
+        let outcome = |told| {
+            await_outcome(told, 1, 5, Duration::from_millis(1))
+                .unwrap()
+                .unwrap_err()
+        };
         assert!(outcome(&told).starts_with("the driver of CPU 5 does not answer"));
         drop(tell);
         assert!(outcome(&told).contains("meanwhile"));

@@ -371,7 +371,10 @@ fn order_that_no_driver_can_carry_out_is_refused_with_the_reason() {
     for cpu in [cpus[0], cpus[1]] {
         let outcomes = [0, 1].map(|vcpu| order(&table, 1, vcpu, cpu));
         // One of both vCPUs is there already.
-        assert!(outcomes.contains(&Outcome::Refused(Refusal::SameVm)), "{outcomes:?}");
+        assert!(
+            outcomes.contains(&Outcome::Refused(Refusal::SameVm)),
+            "{outcomes:?}"
+        );
     }
     let outcome = order(&table, 2, 0, cpus[1]);
     assert_eq!(outcome, Outcome::Refused(Refusal::NotAllowed));
@@ -379,4 +382,43 @@ fn order_that_no_driver_can_carry_out_is_refused_with_the_reason() {
     assert_eq!(order(&table, 3, 0, cpus[0]), Outcome::NotDriven);
     assert_eq!(loads(&table), before);
     table.end();
+}
+
+#[test]
+fn vm_with_a_vcpu_on_another_cells_cpu_is_left_to_linux() {
+    let mut table = drivers();
+    let cpu = table.shared.host_cpus[0];
+    let vm = add(&mut table, 1, vcpus_of(2));
+    let rival = add(&mut table, 2, vcpus_of(2));
+    std::thread::sleep(SETTLING);
+    assert!(vm.orders() > 2);
+    assert!(table.release(1));
+    let orders = vm.orders();
+    std::thread::sleep(SETTLING);
+    assert_eq!(vm.orders(), orders, "no driver acts on its threads");
+    assert_eq!(order(&table, 1, 0, cpu), Outcome::NotDriven);
+    assert_eq!(order(&table, 2, 0, cpu_of(&rival, 0)), Outcome::Moved);
+
+    // The record of the second one has such a vCPU now.
+    let directory = tempfile::tempdir().unwrap();
+    let registry = registry::vms::Registry::at(directory.path()).unwrap();
+    let spec = config::parse("vm.toml", "image = \"x\"\ncpus = 2\n").unwrap();
+    let mut record = registry::vms::Record::new("two".to_owned(), spec, 3);
+    record.borrowed_cpus = vec![registry::cluster::interface::BorrowedCpu {
+        vcpu: 0,
+        cell: 1,
+        cpu: 9,
+    }];
+    let handle = table.vms[&2].handle.clone();
+    let recording = handle.recorder().begin(registry.claim("two").unwrap(), record);
+    assert!(settings_of(&handle).unwrap().is_away);
+    table.update(2);
+    assert_eq!(order(&table, 2, 0, cpu), Outcome::NotDriven);
+    drop(recording);
+    table.end();
+}
+
+/// The CPU of a vCPU's thread.
+fn cpu_of(vm: &Fake, vcpu: u16) -> usize {
+    vm.with(vcpu, |vcpu, _| vcpu.pinned_to).unwrap()
 }

@@ -23,6 +23,8 @@ pub(super) struct VmSettings {
     pub(super) limit: Option<f64>,
     /// CPUs of the host on which each vCPU may run, by number; any for one that is absent.
     pub(super) pins: BTreeMap<u8, Vec<usize>>,
+    /// Whether a vCPU runs on a CPU of another cell. Linux has the VM then.
+    pub(super) is_away: bool,
 }
 
 impl VmSettings {

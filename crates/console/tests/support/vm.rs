@@ -128,7 +128,8 @@ impl State {
                 dropped_pin: Some(vec![2, 3]),
             },
             Request::Place { .. } => Answer::Placed(Placement {
-                by: PlacedBy::Driver,
+                by: PlacedBy::Loan,
+                began: Some(1),
                 ..Placement::default()
             }),
             Request::Nmi => Answer::Refused {

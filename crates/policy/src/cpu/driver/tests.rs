@@ -219,5 +219,8 @@ fn order_for_a_vcpu_that_a_balancer_awaits_is_answered_all_the_same() {
     assert!(effects.contains(&give(MoveReason::Order)), "{effects:?}");
     effects.clear();
     driver.handle(NOW, refuse(Refusal::NotHere), &Loaded, &mut effects);
-    assert!(effects.contains(&Effect::Refused(vcpu, Refusal::NotHere)), "{effects:?}");
+    assert!(
+        effects.contains(&Effect::Refused(vcpu, Refusal::NotHere)),
+        "{effects:?}"
+    );
 }
