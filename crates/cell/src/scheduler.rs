@@ -158,8 +158,7 @@ impl VmObserver for Observer {
             pins: pins.clone(),
             ..VmSettings::default()
         };
-        let shared = &self.scheduler.shared;
-        check_pins(&settings, &shared.host_cpus, &shared.topology)
+        check_pins(&settings, &self.scheduler.shared.host_cpus)
     }
 
     fn order(&self, vcpu: u8, cpu: usize) -> Option<Result<(), String>> {
