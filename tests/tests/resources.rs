@@ -4,6 +4,8 @@
 //! entries. The guests halt at once, but for those that use memory (`promises`); cells, keepers and shards are
 //! real, but for shards that lie (`lies`). Each test has a runtime directory of its own.
 
+#[path = "resources/cpu_moves.rs"]
+mod cpu_moves;
 #[path = "resources/gangs.rs"]
 mod gangs;
 #[path = "resources/lies.rs"]

@@ -151,6 +151,7 @@ fn vm(number: usize, memory_bytes: u64) -> AdmitVm {
         runs: false,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     }
 }
 

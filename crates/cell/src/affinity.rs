@@ -24,6 +24,27 @@ pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize], cell: Option<u16>) -> io
     } else {
         among(cpus, &own, cell.map(|cell| (vcpu, cell)))?
     };
+    set_affinity(shard, vcpu, &set)
+}
+
+/// Restricts a vCPU to a CPU that its VM borrows, which need not be one of those with which the shard was
+/// started.
+///
+/// # Errors
+/// If the shard has no such vCPU, or the host lets its processes not use the CPU.
+pub(crate) fn restrict(shard: i32, vcpu: u8, cpu: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    let may_not = |error: io::Error| match error.raw_os_error() {
+        Some(libc::EINVAL) => io::Error::other(format!(
+            "the host does not let the VM's processes use CPU {cpu}; help: name another CPU"
+        )),
+        _ => error,
+    };
+    set_affinity(shard, vcpu, &set).map_err(may_not)
+}
+
+fn set_affinity(shard: i32, vcpu: u8, set: &CpuSet) -> io::Result<()> {
     let name = format!("vcpu{vcpu}");
     let mut is_found = false;
     for entry in fs::read_dir(format!("/proc/{shard}/task"))? {
@@ -33,7 +54,7 @@ pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize], cell: Option<u16>) -> io
         }
         let id = thread.file_name().and_then(|id| id.to_str()?.parse().ok());
         let id = id.ok_or(io::ErrorKind::InvalidData)?;
-        sched_setaffinity(Pid::from_raw(id), &set)?;
+        sched_setaffinity(Pid::from_raw(id), set)?;
         is_found = true;
     }
     is_found

@@ -131,6 +131,9 @@ fn carry_out(vm: &VmHandle, request: &Request, balloon_max: Option<Size>) -> Ans
                     dropped_pin: moved.dropped_pin,
                 });
         }
+        Request::Place { vcpu, cpu } => {
+            return vm.place_vcpu(*vcpu, *cpu).map_or_else(refused, Answer::Placed);
+        }
         Request::Balloon { bytes } => match balloon_max {
             None => Err(io::Error::other(
                 "the VM has no balloon; start it with `balloon = true`, and not on huge pages of the host's \

@@ -1,12 +1,14 @@
 //! Handle of a running VM for other parts of its monitor: its console, orders to its shards, and their
 //! answers.
 
+mod borrowed_cpus;
 mod end;
 mod freeze;
 mod gate;
 mod memory;
 mod pause;
 mod pins;
+mod placing;
 mod resident;
 #[cfg(test)]
 mod shard_threads;

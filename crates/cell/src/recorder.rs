@@ -39,6 +39,22 @@ impl Recorder {
         }
     }
 
+    /// Changes the record, and writes the change.
+    ///
+    /// # Errors
+    /// If the VM has no record, or the change can't be written: then there is none.
+    pub(crate) fn try_change(&self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+        let mut recorded = self.lock();
+        let recorded = recorded
+            .as_mut()
+            .ok_or_else(|| io::Error::other("the VM is not running just now"))?;
+        let mut next = recorded.record.clone();
+        change(&mut next);
+        recorded.entry.write(&next)?;
+        recorded.record = next;
+        Ok(())
+    }
+
     /// Reads the record; none before its VM starts and after it has ended.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&Record) -> T) -> Option<T> {
         self.lock().as_ref().map(|recorded| read(&recorded.record))

@@ -11,12 +11,13 @@
 //! each other, [`gate`] decides which vCPUs are stopped, [`activity`] which have work, [`vcpu_threads`] reads
 //! and orders their threads, and [`vm_table`] places VMs.
 //!
-//! VMs that span cells, VMs of other users and VMs whose monitor is no cell are not scheduled here: Linux
-//! divides what the gate leaves them.
+//! VMs that span cells, VMs with a vCPU on a CPU of another cell, VMs of other users and VMs whose monitor is
+//! no cell are not scheduled here: Linux divides what the gate leaves them.
 
 mod activity;
 mod cpu_thread;
 mod gate;
+mod order;
 mod published;
 #[cfg(test)]
 mod tests;
@@ -27,19 +28,20 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::cluster::HostNodes;
 use policy::cpu::entry::VcpuEntry;
 use policy::cpu::message::Event;
 use policy::cpu::topology::{CpuPlace, Topology};
 use policy::cpu::tunables::Tunables;
-use policy::cpu::{CpuId, VmId};
+use policy::cpu::{CpuId, VcpuId, VmId};
 use registry::cluster::interface::CpuQueue;
 use tracing::{debug, info, warn};
 use urpc::published::Published;
 
 use self::cpu_thread::{CpuThread, Input, Shared};
+use self::order::Outcome;
 use self::published::{CpuState, VmFacts};
 use self::vcpu_threads::{ShardThreads, VcpuThreads};
 use self::vm_table::{Unplaced, VmSettings, check_pins, next_number, place, vcpus};
@@ -50,6 +52,8 @@ const FIND_INTERVAL: Duration = Duration::from_millis(10);
 const FIND_TRIES: u32 = 50;
 /// Time limit for a report of the run queues.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
+/// Time limit for the drivers to leave a VM to Linux.
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for the end of the drivers' threads.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
@@ -60,6 +64,10 @@ enum Change {
     /// It does not any more.
     Over(u32),
     Of(u32, VmChange),
+    /// A vCPU of a VM is to move to this CPU of the host.
+    Order(u32, u8, usize, Sender<Outcome>),
+    /// The drivers are to leave a VM to Linux. The reply says whether all of them did.
+    Release(u32, Sender<bool>),
     /// Report the run queues.
     Report(Sender<Vec<CpuQueue>>),
     /// The drivers are to end; the reply comes when all VMs are Linux's again.
@@ -150,8 +158,22 @@ impl VmObserver for Observer {
             pins: pins.clone(),
             ..VmSettings::default()
         };
-        let shared = &self.scheduler.shared;
-        check_pins(&settings, &shared.host_cpus, &shared.topology)
+        check_pins(&settings, &self.scheduler.shared.host_cpus)
+    }
+
+    fn order(&self, vcpu: u8, cpu: usize) -> Option<Result<(), String>> {
+        order::order(vcpu, cpu, |tell| {
+            let _ = self
+                .scheduler
+                .changes
+                .send(Change::Order(self.vm, vcpu, cpu, tell));
+        })
+    }
+
+    fn release(&self) -> bool {
+        let (tell, told) = mpsc::channel();
+        let _ = self.scheduler.changes.send(Change::Release(self.vm, tell));
+        told.recv_timeout(2 * RELEASE_LIMIT).unwrap_or(false)
     }
 }
 
@@ -251,6 +273,8 @@ impl VmTable {
             }
             Change::Of(vm, VmChange::Ended) => self.remove(vm),
             Change::Of(vm, VmChange::Updated) => self.update(vm),
+            Change::Order(vm, vcpu, cpu, tell) => self.order(vm, vcpu, cpu, tell),
+            Change::Release(vm, tell) => _ = tell.send(self.release(vm)),
             Change::Report(tell) => _ = tell.send(self.queues()),
             Change::End(_) => {}
         }
@@ -277,8 +301,9 @@ impl VmTable {
             };
             let (handle, tries) = (known.handle.clone(), known.tries.unwrap_or(0));
             let settings = settings_of(&handle);
-            let Some(settings) = settings.filter(|_| handle.running_home().is_some()) else {
-                // Its boot is reported.
+            let is_driven = |settings: &VmSettings| !settings.is_away && handle.running_home().is_some();
+            let Some(settings) = settings.filter(is_driven) else {
+                // Its boot, or the return of its vCPUs, is reported.
                 known.tries = None;
                 continue;
             };
@@ -356,6 +381,21 @@ impl VmTable {
         }
     }
 
+    /// Takes a VM from the drivers, and waits until each of them has left its threads alone.
+    fn release(&mut self, vm: u32) -> bool {
+        self.remove(vm);
+        let (tell, told) = mpsc::channel();
+        for cpu in 0..self.peers.len() {
+            self.send(CpuId(cpu as u16), Input::Passed(tell.clone()));
+        }
+        drop(tell);
+        let deadline = Instant::now() + RELEASE_LIMIT;
+        (0..self.peers.len()).all(|_| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            told.recv_timeout(left).is_ok()
+        })
+    }
+
     /// Applies new terms of a VM; places it anew if its pins have changed. A pin has widened the affinity of
     /// the vCPU's thread, so that the drivers restrict all threads of the VM again.
     fn update(&mut self, vm: u32) {
@@ -363,8 +403,10 @@ impl VmTable {
             return;
         };
         let settings = settings_of(&known.handle);
-        let (Some(settings), Some(scheduled)) = (settings, &mut known.scheduled) else {
-            return;
+        let (settings, scheduled) = match (settings, &mut known.scheduled) {
+            (Some(settings), Some(scheduled)) if !settings.is_away => (settings, scheduled),
+            (Some(settings), None) if !settings.is_away => return self.await_threads(vm),
+            _ => return self.remove(vm),
         };
         if settings.pins != scheduled.settings.pins {
             let threads = Arc::clone(&scheduled.facts.threads);
@@ -380,6 +422,25 @@ impl VmTable {
         scheduled.settings = settings;
         let (number, facts) = (scheduled.number, Arc::clone(&scheduled.facts));
         self.send_facts(number, Some(&facts));
+    }
+
+    /// Has the driver of a CPU take a vCPU, or reports why none can.
+    fn order(&self, vm: u32, vcpu: u8, cpu: usize, tell: Sender<Outcome>) {
+        let scheduled = self.vms.get(&vm).and_then(|vm| vm.scheduled.as_ref());
+        let Some(scheduled) = scheduled else {
+            // A client that has gone gets no answer.
+            let _ = tell.send(Outcome::NotDriven);
+            return;
+        };
+        let Some(id) = self.shared.host_cpus.iter().position(|own| *own == cpu) else {
+            let _ = tell.send(Outcome::NoCpu);
+            return;
+        };
+        let vcpu = VcpuId {
+            vm: scheduled.number,
+            index: vcpu.into(),
+        };
+        self.send(CpuId(id as u16), Input::Order(vcpu, tell));
     }
 
     fn queues(&self) -> Vec<CpuQueue> {
@@ -458,5 +519,6 @@ fn settings_of(handle: &VmHandle) -> Option<VmSettings> {
         weight: record.spec.cpu_weight,
         limit: record.spec.cpu_limit,
         pins: record.pins.clone(),
+        is_away: !record.borrowed_cpus.is_empty(),
     })
 }

@@ -23,27 +23,41 @@ use crate::slots::run_in_slot;
 /// Time limit for dependent VMs to end after a cell's failure, and for surviving cells to recover.
 const FAIL_LIMIT: Duration = Duration::from_secs(300);
 
-/// A vCPU and the cell that it is to run in.
+/// A vCPU, and the cell or the CPU that it is to run on: one of both.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Move {
     /// The vCPU's number.
     pub vcpu: u8,
-    /// Number of the cell to which it moves.
-    pub cell: u16,
+    /// Number of the cell to which it moves, of those that its VM spans.
+    #[serde(default)]
+    pub cell: Option<u16>,
+    /// The host's number of the CPU to which it moves.
+    #[serde(default)]
+    pub cpu: Option<usize>,
 }
 
 /// A vCPU that has moved.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Moved {
-    /// Pause of the vCPU, in microseconds.
-    pub still_us: u64,
+    /// Pause of the vCPU, in microseconds; absent for a move to a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub still_us: Option<u64>,
+    /// What keeps it on the CPU to which it moved: `pin`, `driver`, or a `loan` of another cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<&'static str>,
+    /// Cell on which the VM depends from now on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began: Option<u16>,
+    /// Cell on which the VM depends no longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u16>,
     /// CPUs that it was pinned to, if the move has removed its pin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropped_pin: Option<Vec<usize>>,
 }
 
-/// Moves a vCPU of a VM that spans cells to another of them.
+/// Moves a vCPU to a CPU of the host, or, if its VM spans cells, to another of them.
 #[utoipa::path(post, path = "/v1/vms/{name}/move", params(("name" = String, Path)), request_body = Move,
     responses(
     (status = 200, body = Moved), (status = 400, body = Problem), (status = 403, body = Problem),
@@ -54,16 +68,32 @@ pub(crate) async fn move_vcpu(
     Path(name): Path<String>,
     request: Request<Body>,
 ) -> Result<Json<Moved>> {
-    let Move { vcpu, cell } = body(request).await?;
+    let Move { vcpu, cell, cpu } = body(request).await?;
     caller.must_own("the placement of vCPUs")?;
-    let request = control::Request::Move { vcpu, cell };
+    let request = match (cell, cpu) {
+        (Some(cell), None) => control::Request::Move { vcpu, cell },
+        (None, Some(cpu)) => control::Request::Place { vcpu, cpu },
+        _ => {
+            return Err(Problem::bad_request(
+                "name the `cell` or the `cpu` to which it moves, and not both",
+            ));
+        }
+    };
     match order((context, caller), name.clone(), request, MOVE_LIMIT).await? {
         Answer::Moved {
             still_ns,
             dropped_pin,
         } => Ok(Json(Moved {
-            still_us: still_ns.div_ceil(1000),
+            still_us: Some(still_ns.div_ceil(1000)),
             dropped_pin,
+            ..Moved::default()
+        })),
+        Answer::Placed(placement) => Ok(Json(Moved {
+            by: Some(placement.by.word()),
+            began: placement.began,
+            ended: placement.ended,
+            dropped_pin: placement.dropped_pin,
+            ..Moved::default()
         })),
         _ => Err(Problem::new(
             StatusCode::CONFLICT,

@@ -385,6 +385,15 @@ fn memory_cells_and_vcpus_are_acted_on() {
     assert_eq!((status, &moved["still_us"]), (200, &json!(2)), "{moved}");
     assert_eq!(moved["dropped_pin"], json!([2, 3]));
     assert!(vm.orders().contains(&"move".to_owned()));
+    let placed = api.post("/v1/vms/a/move", &json!({"vcpu": 0, "cpu": 3}));
+    assert_eq!(placed, (200, json!({"by": "loan", "began": 1})));
+    assert!(vm.orders().contains(&"place".to_owned()));
+    for wrong in [json!({"vcpu": 0}), json!({"vcpu": 0, "cpu": 3, "cell": 1})] {
+        let (status, problem) = api.post("/v1/vms/a/move", &wrong);
+        assert_eq!(status, 400, "{problem}");
+        let detail = problem["detail"].as_str().expect("a detail");
+        assert!(detail.contains("`cell` or the `cpu`"), "{detail}");
+    }
     let (status, _, memory) = api.ask("GET", "/v1/memory", "", "");
     let memory: Value = serde_json::from_str(&memory).unwrap();
     assert_eq!(

@@ -192,17 +192,8 @@ enum Command {
     },
     /// Change a running VM's limits, pins and memory nodes
     Update(update::UpdateArgs),
-    /// Move a vCPU of a VM that spans cells to another of them
-    Move {
-        /// Name of the VM
-        vm: String,
-        /// Its number
-        #[arg(long)]
-        vcpu: u8,
-        /// The cell to run in
-        #[arg(long)]
-        cell: u16,
-    },
+    /// Move a vCPU to a CPU of the host, or, if its VM spans cells, to another of them
+    Move(clients::MoveArgs),
     /// Check VM files without starting anything
     Check {
         /// VM files
@@ -278,7 +269,7 @@ impl Command {
             | Self::Restore(_)
             | Self::Balloon { .. }
             | Self::Update(_)
-            | Self::Move { .. } => true,
+            | Self::Move(_) => true,
             Self::Cluster(command) => command.is_for_other_hosts(),
             Self::Events(_)
             | Self::Mem { .. }
@@ -454,7 +445,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Update(args) => update::update(args),
-        Command::Move { vm, vcpu, cell } => clients::move_vcpu(&vm, vcpu, cell),
+        Command::Move(args) => clients::move_vcpu(&args),
         Command::Check { files } => check::check(&files),
         Command::Topology(args) => topology::topology(&args),
         Command::Knowledge(command) => knowledge::knowledge(&command),

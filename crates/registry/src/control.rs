@@ -60,6 +60,13 @@ pub enum Request {
         /// Cell to which it moves.
         cell: u16,
     },
+    /// Have a vCPU run on a CPU of the host.
+    Place {
+        /// The vCPU's number.
+        vcpu: u8,
+        /// The host's number of the CPU.
+        cpu: usize,
+    },
     /// Set the balloon.
     Balloon {
         /// Bytes that the guest gives back.
@@ -123,6 +130,8 @@ pub enum Answer {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dropped_pin: Option<Vec<usize>>,
     },
+    /// The vCPU runs on the requested CPU.
+    Placed(Placement),
     /// The memory is bound as a [`Request::Update`] requested, and has moved.
     MemoryPlaced(MemoryReport),
     /// The awaited state was not reached within the limit.
@@ -132,6 +141,49 @@ pub enum Answer {
         /// The reason, in one line for people.
         why: String,
     },
+}
+
+/// Outcome of a [`Request::Place`].
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Placement {
+    /// What keeps the vCPU on the CPU.
+    pub by: PlacedBy,
+    /// The cell of the CPU, if that is another than the VM's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cell: Option<u16>,
+    /// Cell on which the VM depends from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<u16>,
+    /// Cell on which the VM depends no longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u16>,
+    /// CPUs that it was pinned to, if the move has removed its pin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_pin: Option<Vec<usize>>,
+}
+
+/// What keeps a vCPU on the CPU to which it was moved.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacedBy {
+    /// A pin, as [`Update`] sets it.
+    #[default]
+    Pin,
+    /// The driver of the CPU. Drivers may move the vCPU again.
+    Driver,
+    /// A loan of the CPU's time by another cell.
+    Loan,
+}
+
+impl PlacedBy {
+    /// The word for it in the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pin => "pin",
+            Self::Driver => "driver",
+            Self::Loan => "loan",
+        }
+    }
 }
 
 /// Connects to the VM's control socket. Waits for the socket of a VM that is starting.
@@ -160,6 +212,7 @@ impl Request {
             | Self::Kill
             | Self::Status
             | Self::Move { .. }
+            | Self::Place { .. }
             | Self::Balloon { .. }
             | Self::Pause
             | Self::Resume

@@ -159,6 +159,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
                 runs: false,
                 borrowed: Vec::new(),
                 cells,
+                borrowed_cpus: Vec::new(),
             };
             world.ask_for_place(number, host);
         }

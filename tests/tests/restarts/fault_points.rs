@@ -8,8 +8,8 @@ use guest_tests::host::{self, Traces};
 use guest_tests::span::cells_are_empty;
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, repetitions, wait};
 
-/// The points of the program, sorted.
-const POINTS: [&str; 14] = [
+/// The points of the program, sorted. Those of CPUs that a VM borrows are in `resources::cpu_moves`.
+const POINTS: [&str; 20] = [
     "adopt_accepted",
     "adopt_served",
     "adopt_taken",
@@ -19,6 +19,12 @@ const POINTS: [&str; 14] = [
     "boot_left",
     "boot_spawned",
     "boot_told",
+    "cpu_agreed",
+    "cpu_announced",
+    "cpu_left",
+    "cpu_reached",
+    "cpu_recorded",
+    "cpu_returned",
     "freeze_begun",
     "freeze_served",
     "message_sent",

@@ -16,7 +16,10 @@ use nix::unistd::geteuid;
 use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{AdmitVm, CellResponse, LentMemory, VmPlacement, VmShare, owned_name};
+use registry::cluster::interface::{
+    AdmitVm, BorrowedCpu, CellResponse, LentMemory, VmPlacement, VmShare, owned_name,
+};
+use registry::vms::{self, Registry};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
@@ -198,6 +201,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         runs: false,
         borrowed: Vec::new(),
         cells: spec.cells.clone(),
+        borrowed_cpus: Vec::new(),
     };
     if files.plan()?.is_empty() {
         return begin_at_host(&host, spec);
@@ -225,6 +229,7 @@ pub(in crate::cluster) fn begin_for_user(
         runs: false,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     };
     begin_of_cells(files, &host)
 }
@@ -568,7 +573,11 @@ impl Reconnector {
     }
 
     fn come_back(&self) -> Option<Connection> {
-        let (connection, answer) = self.authority.ask(self.cell, &self.host).ok()?;
+        let host = AdmitVm {
+            borrowed_cpus: self.borrowed_cpus(),
+            ..self.host.clone()
+        };
+        let (connection, answer) = self.authority.ask(self.cell, &host).ok()?;
         let stream = connection.stream().ok()?;
         let mut held = lock(&self.held);
         if held.over || !matches!(answer, CellResponse::Hosted(_)) {
@@ -577,6 +586,15 @@ impl Reconnector {
         held.stream = Some(stream);
         held.away = None;
         Some(connection)
+    }
+}
+
+impl Reconnector {
+    /// The VM's vCPUs on CPUs of other cells, by its record: a cell that lost the VM's entry makes another.
+    fn borrowed_cpus(&self) -> Vec<BorrowedCpu> {
+        let folder = Registry::open().and_then(|registry| registry.folder_of(&self.host.name));
+        let record = folder.and_then(|folder| vms::read(&folder));
+        record.map_or_else(|_| Vec::new(), |record| record.borrowed_cpus)
     }
 }
 

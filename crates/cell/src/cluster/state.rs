@@ -21,6 +21,7 @@ use loans::Loans;
 
 mod borrowing;
 mod cordons;
+mod cpu_loans;
 mod departures;
 mod failures;
 mod forgetting;
@@ -158,6 +159,7 @@ impl State {
                 share: vm.share,
                 borrowed: vm.borrowed,
                 cells: vm.cells,
+                borrowed_cpus: vm.borrowed_cpus,
             };
             node.find(Key::Vm(vm.name), vm.cell, value);
         }
@@ -359,6 +361,8 @@ impl State {
             CellRequest::Adopt { name, again } => vec![self.adopt(client, name, again)],
             CellRequest::Lend { to, bytes } => self.lend(client, to, bytes),
             CellRequest::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
+            CellRequest::LendCpu { cpu, borrower } => vec![self.lend_cpu(client, cpu, borrower)],
+            CellRequest::BorrowCpus { vm, cpus } => self.borrow_cpus(client, &vm, cpus),
             CellRequest::Cordon { cordoned } => self.cordon(client, cordoned),
             CellRequest::Recover { cell } => self.recover(client, cell),
             CellRequest::Forget { cells } => self.forget(client, &cells),

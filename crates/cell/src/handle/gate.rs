@@ -39,6 +39,13 @@ pub(crate) trait VmObserver: Send + Sync {
     /// # Errors
     /// The reason why they can't hold.
     fn check_pins(&self, vcpus: u8, pins: &BTreeMap<u8, Vec<usize>>) -> Result<(), String>;
+
+    /// Orders a vCPU to a CPU of the host, and waits until it is there. None if the VM is left to Linux.
+    fn order(&self, vcpu: u8, cpu: usize) -> Option<Result<(), String>>;
+
+    /// Leaves the VM to Linux, and waits until no driver acts on its threads. Returns false if a driver does
+    /// not answer.
+    fn release(&self) -> bool;
 }
 
 /// Observer of a VM, if its cell has drivers.

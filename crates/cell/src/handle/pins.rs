@@ -104,6 +104,7 @@ impl VmHandle {
             shard.pin(pin.vcpu, &pin.cpus, *cell)?;
             Some(*cell)
         } else {
+            self.check_is_home(pin.vcpu)?;
             self.pin_in_one_cell(pin)?;
             None
         };
@@ -113,6 +114,7 @@ impl VmHandle {
 
     /// Pins vCPUs again after a boot: their threads are new.
     pub(crate) fn pin_again(&self) {
+        self.restrict_to_borrowed_cpus();
         let pins = self.recorder().read(at_boot);
         for (pin, cells) in pins.unwrap_or_default() {
             match cells {
@@ -191,21 +193,31 @@ impl VmHandle {
     /// may use: a driver of the cell had each on one CPU.
     pub(crate) fn restore_affinity(&self) {
         let _updating = self.begin_update();
+        self.restore_affinity_of_all();
+    }
+
+    /// The same. Needs [`VmHandle::begin_update`].
+    pub(super) fn restore_affinity_of_all(&self) {
         if !self.state().cells.is_empty() {
             return;
         }
-        let known = self
-            .recorder()
-            .read(|record| (record.spec.cpus, record.pins.clone()));
-        let (vcpus, mut pins) = known.unwrap_or_default();
-        for vcpu in 0..vcpus {
+        let known = self.recorder().read(|record| {
+            (
+                record.spec.cpus,
+                record.pins.clone(),
+                record.borrowed_cpus.clone(),
+            )
+        });
+        let (vcpus, mut pins, borrowed) = known.unwrap_or_default();
+        let is_here = |vcpu: &u8| borrowed.iter().all(|borrowed| borrowed.vcpu != *vcpu);
+        for vcpu in (0..vcpus).filter(is_here) {
             let cpus = pins.remove(&vcpu).unwrap_or_default();
             // A shard that has ended has no threads. A CPU that is gone leaves the thread as it is.
             let _ = self.pin_in_one_cell(&Pin { vcpu, cpus });
         }
     }
 
-    fn pin_in_one_cell(&self, pin: &Pin) -> io::Result<()> {
+    pub(super) fn pin_in_one_cell(&self, pin: &Pin) -> io::Result<()> {
         let shards = self.state().shards();
         if shards.is_empty() {
             return Err(io::Error::other("the VM is not running just now"));
@@ -230,7 +242,7 @@ pub(super) fn locations_in(status: &Value, cells: &[u16]) -> Option<Vec<VcpuLoca
 
 /// Retries until the thread has its name. The host may have lost a CPU since: then the vCPU runs on the
 /// others. A host that does not answer receives one request.
-fn retry(pin: impl Fn() -> io::Result<()>) {
+pub(super) fn retry(pin: impl Fn() -> io::Result<()>) {
     for _ in 0..NAME_TRIES {
         match pin() {
             Err(error) if error.kind() != io::ErrorKind::TimedOut => std::thread::sleep(NAME_PAUSE),
@@ -254,7 +266,7 @@ fn note(record: &mut Record, pin: &Pin, cell: Option<u16>) {
 }
 
 /// Records that a vCPU is not pinned any more, and why. Returns the CPUs of its pin.
-fn drop_pin(record: &mut Record, vcpu: u8, why: String) -> Option<Vec<usize>> {
+pub(super) fn drop_pin(record: &mut Record, vcpu: u8, why: String) -> Option<Vec<usize>> {
     let cpus = record.pins.remove(&vcpu)?;
     record.pin_cells.remove(&vcpu);
     record.dropped_pins.insert(vcpu, why);

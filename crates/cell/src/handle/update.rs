@@ -51,7 +51,7 @@ impl VmHandle {
     }
 
     /// Has the drivers of its cell check the pins that the VM would have.
-    fn check_pins(&self, record: &Record, update: &Update) -> io::Result<()> {
+    pub(super) fn check_pins(&self, record: &Record, update: &Update) -> io::Result<()> {
         let (Some(observer), false) = (self.0.observer.get(), update.pins.is_empty()) else {
             return Ok(());
         };

@@ -5,7 +5,7 @@ use std::io;
 
 use hostinfo::kvm_statistics::VcpuStatistics;
 use locks::IgnorePoison;
-use registry::cluster::interface::Vcpu;
+use registry::cluster::interface::{BorrowedCpu, Vcpu};
 use serde_json::{Value, json};
 use shard_api::launch::{Answer, Order};
 
@@ -29,12 +29,13 @@ impl VmHandle {
         };
         if cells.is_empty() {
             let (shard, threads) = self.own_threads()?;
-            let statistics = self.statistics(0);
+            let (statistics, borrowed) = (self.statistics(0), self.borrowed_cpus());
             return Ok(threads
                 .into_iter()
                 .map(|thread| {
                     let kvm = statistics.get(usize::from(thread.vcpu)).map(for_plain);
-                    row(&vm, home, shard, thread, kvm)
+                    let cell = lender(&borrowed, thread.vcpu).unwrap_or(home);
+                    row(&vm, cell, shard, thread, kvm)
                 })
                 .collect());
         }
@@ -104,12 +105,22 @@ impl VmHandle {
         let Ok((shard, threads)) = self.own_threads() else {
             return Vec::new();
         };
-        let statistics = self.statistics(0);
+        let (statistics, borrowed) = (self.statistics(0), self.borrowed_cpus());
         let all = threads.into_iter().map(|thread| {
             let kvm = statistics.get(usize::from(thread.vcpu)).map(for_plain);
-            times(&row("", 0, shard, thread, kvm))
+            let lender = lender(&borrowed, thread.vcpu);
+            let mut all = times(&row("", 0, shard, thread, kvm));
+            if let Some(lender) = lender {
+                all["cell"] = json!(lender);
+            }
+            all
         });
         all.collect()
+    }
+
+    fn borrowed_cpus(&self) -> Vec<BorrowedCpu> {
+        let known = self.recorder().read(|record| record.borrowed_cpus.clone());
+        known.unwrap_or_default()
     }
 
     /// The home's process and the threads of its vCPUs.
@@ -179,6 +190,12 @@ impl VmHandle {
             Some(index) => self.statistics_files_of_part(index, first),
         })
     }
+}
+
+/// The cell on whose CPU a vCPU runs, if that is another than its VM's.
+fn lender(borrowed: &[BorrowedCpu], vcpu: u8) -> Option<u16> {
+    let known = borrowed.iter().find(|borrowed| borrowed.vcpu == vcpu);
+    known.map(|borrowed| borrowed.cell)
 }
 
 /// Those of a shard's vCPUs that are in it. Each shard has a thread for each vCPU of its VM, and the monitor

@@ -15,7 +15,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use policy::cpu::driver::Driver;
 use policy::cpu::entry::VcpuState;
-use policy::cpu::message::{Change, Effect, Event, Message, MoveReason, Refusal};
+use policy::cpu::message::{Change, Effect, Event, Message, MoveReason};
 use policy::cpu::topology::Topology;
 use policy::cpu::tunables::Tunables;
 use policy::cpu::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
@@ -23,6 +23,7 @@ use tracing::{debug, warn};
 
 use super::activity::{Activity, OTHERS_INTERVAL, interval};
 use super::gate::{Gate, GateOrder};
+use super::order::Outcome;
 use super::published::{CellView, Counts, CpuState, VmFacts, Vms};
 
 /// Interval of polls of a CPU for which no vCPUs compete: the driver's clock must not miss a second. Ours.
@@ -73,6 +74,10 @@ pub(super) enum Input {
     Event(Event),
     /// The facts of a VM, or that it is gone.
     Vm(VmId, Option<Arc<VmFacts>>),
+    /// The driver is to take a vCPU, by order of a person.
+    Order(VcpuId, Sender<Outcome>),
+    /// Report that all messages before this one are handled.
+    Passed(Sender<()>),
     /// A CPU of the cell has several busy vCPUs now.
     Contended,
     /// The thread is to end.
@@ -89,6 +94,8 @@ pub(super) struct CpuThread {
     gate: Gate,
     vms: Vms,
     activities: BTreeMap<VcpuId, Activity>,
+    /// vCPUs that were ordered here, each with the receiver of the outcome.
+    ordered: BTreeMap<VcpuId, Sender<Outcome>>,
     /// Time of the driver's timer.
     timer: Option<Nanos>,
     /// Time of the next poll of the threads of vCPUs.
@@ -115,6 +122,7 @@ impl CpuThread {
             gate: Gate::default(),
             vms: Vms::new(),
             activities: BTreeMap::new(),
+            ordered: BTreeMap::new(),
             timer: None,
             look_at: None,
             is_online: true,
@@ -152,18 +160,44 @@ impl CpuThread {
                 self.count_move(&event);
                 self.handle(event);
             }
+            Input::Order(vcpu, tell) => {
+                // An order before it for the same vCPU gets no answer: its sender has gone.
+                self.ordered.insert(vcpu, tell);
+                if self.driver.queue().iter().all(|queued| queued.vcpu != vcpu) {
+                    self.handle(Event::Order { vcpu });
+                }
+            }
             Input::Vm(vm, facts) => {
                 // The orders to its vCPUs went to other threads, or were undone.
                 self.gate.forget(vm);
                 match facts {
                     Some(facts) => _ = self.vms.insert(vm, facts),
-                    None => _ = self.vms.remove(&vm),
+                    None => {
+                        self.vms.remove(&vm);
+                        self.ordered.retain(|vcpu, _| vcpu.vm != vm);
+                    }
                 }
                 self.handle(Event::Timer);
             }
+            // A sender that has gone needs no answer.
+            Input::Passed(tell) => _ = tell.send(()),
             Input::Contended => self.handle(Event::Timer),
             Input::End => {}
         }
+        self.report_arrivals();
+    }
+
+    /// Reports the ordered vCPUs that have come.
+    fn report_arrivals(&mut self) {
+        let queue = self.driver.queue();
+        self.ordered.retain(|vcpu, tell| {
+            let has_come = queue.iter().any(|queued| queued.vcpu == *vcpu);
+            if has_come {
+                // A client that has gone gets no answer.
+                let _ = tell.send(Outcome::Moved);
+            }
+            !has_come
+        });
     }
 
     /// Counts a vCPU that comes. One that leaves a lost CPU counts as ordered.
@@ -240,7 +274,11 @@ impl CpuThread {
                     }
                 }
                 Effect::Timer(at) => self.timer = Some(at),
-                Effect::Refused(vcpu, refusal) => warn_of_refusal(vcpu, refusal),
+                Effect::Refused(vcpu, refusal) => {
+                    if let Some(tell) = self.ordered.remove(&vcpu) {
+                        let _ = tell.send(Outcome::Refused(refusal));
+                    }
+                }
                 // The gate follows the states in the queue.
                 Effect::Run(_)
                 | Effect::Word(_)
@@ -389,10 +427,6 @@ impl CpuThread {
     pub(super) fn runs(&self, vm: u16) -> bool {
         self.driver.running().is_some_and(|(vcpu, _)| vcpu.vm == VmId(vm))
     }
-}
-
-fn warn_of_refusal(vcpu: VcpuId, refusal: Refusal) {
-    warn!(?vcpu, ?refusal, "an ordered move of a vCPU does not take place");
 }
 
 /// Restricts the calling thread to a CPU.

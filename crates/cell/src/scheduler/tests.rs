@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use locks::IgnorePoison;
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
+use policy::cpu::message::Refusal;
 
 use super::activity::ThreadTimes;
 use super::gate::LEASE_MS;
@@ -327,4 +328,97 @@ fn thread_of_a_cpu_without_competition_sleeps_for_half_a_second() {
     assert!(runs && sleeps > Duration::from_millis(400), "{sleeps:?}");
     let (sleeps, _) = add(2);
     assert!(sleeps <= Duration::from_millis(10), "{sleeps:?}");
+}
+
+/// Orders a vCPU of a VM to a CPU of the host.
+fn order(table: &VmTable, vm: u32, vcpu: u8, cpu: usize) -> Outcome {
+    let (tell, told) = mpsc::channel();
+    table.order(vm, vcpu, cpu, tell);
+    told.recv_timeout(Duration::from_secs(10)).expect("an outcome")
+}
+
+#[test]
+fn ordered_vcpu_comes_to_its_cpu_and_stays_there_by_another_order() {
+    let mut table = drivers();
+    let cpus = table.shared.host_cpus.clone();
+    let vm = add(&mut table, 1, vcpus_of(1));
+    let pinned_to = || vm.with(0, |vcpu, _| vcpu.pinned_to);
+    for cpu in [cpus[1], cpus[0], cpus[0]] {
+        assert_eq!(order(&table, 1, 0, cpu), Outcome::Moved);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while pinned_to() != Some(cpu) {
+            assert!(Instant::now() < deadline, "{:?} is not {cpu}", pinned_to());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let ordered: u64 = table.queues().iter().map(|queue| queue.moved_ordered).sum();
+    assert!(ordered >= 1, "{ordered}");
+    table.end();
+}
+
+#[test]
+fn order_that_no_driver_can_carry_out_is_refused_with_the_reason() {
+    let mut table = drivers();
+    let cpus = table.shared.host_cpus.clone();
+    add(&mut table, 1, vcpus_of(2));
+    let pinned = VmSettings {
+        pins: BTreeMap::from([(0, vec![cpus[0]])]),
+        ..vcpus_of(1)
+    };
+    add(&mut table, 2, pinned);
+    let loads = |table: &VmTable| table.loads();
+    let before = loads(&table);
+    for cpu in [cpus[0], cpus[1]] {
+        let outcomes = [0, 1].map(|vcpu| order(&table, 1, vcpu, cpu));
+        // One of both vCPUs is there already.
+        assert!(
+            outcomes.contains(&Outcome::Refused(Refusal::SameVm)),
+            "{outcomes:?}"
+        );
+    }
+    let outcome = order(&table, 2, 0, cpus[1]);
+    assert_eq!(outcome, Outcome::Refused(Refusal::NotAllowed));
+    assert_eq!(order(&table, 2, 0, usize::MAX), Outcome::NoCpu);
+    assert_eq!(order(&table, 3, 0, cpus[0]), Outcome::NotDriven);
+    assert_eq!(loads(&table), before);
+    table.end();
+}
+
+#[test]
+fn vm_with_a_vcpu_on_another_cells_cpu_is_left_to_linux() {
+    let mut table = drivers();
+    let cpu = table.shared.host_cpus[0];
+    let vm = add(&mut table, 1, vcpus_of(2));
+    let rival = add(&mut table, 2, vcpus_of(2));
+    std::thread::sleep(SETTLING);
+    assert!(vm.orders() > 2);
+    assert!(table.release(1));
+    let orders = vm.orders();
+    std::thread::sleep(SETTLING);
+    assert_eq!(vm.orders(), orders, "no driver acts on its threads");
+    assert_eq!(order(&table, 1, 0, cpu), Outcome::NotDriven);
+    assert_eq!(order(&table, 2, 0, cpu_of(&rival, 0)), Outcome::Moved);
+
+    // The record of the second one has such a vCPU now.
+    let directory = tempfile::tempdir().unwrap();
+    let registry = registry::vms::Registry::at(directory.path()).unwrap();
+    let spec = config::parse("vm.toml", "image = \"x\"\ncpus = 2\n").unwrap();
+    let mut record = registry::vms::Record::new("two".to_owned(), spec, 3);
+    record.borrowed_cpus = vec![registry::cluster::interface::BorrowedCpu {
+        vcpu: 0,
+        cell: 1,
+        cpu: 9,
+    }];
+    let handle = table.vms[&2].handle.clone();
+    let recording = handle.recorder().begin(registry.claim("two").unwrap(), record);
+    assert!(settings_of(&handle).unwrap().is_away);
+    table.update(2);
+    assert_eq!(order(&table, 2, 0, cpu), Outcome::NotDriven);
+    drop(recording);
+    table.end();
+}
+
+/// The CPU of a vCPU's thread.
+fn cpu_of(vm: &Fake, vcpu: u16) -> usize {
+    vm.with(vcpu, |vcpu, _| vcpu.pinned_to).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use policy::cpu::affinity::{Affinity, Rule};
+use policy::cpu::affinity::admit;
 use policy::cpu::assignment::assign;
 use policy::cpu::entitlement::WEIGHT_DEFAULT;
 use policy::cpu::set::CpuSet;
@@ -23,6 +23,8 @@ pub(super) struct VmSettings {
     pub(super) limit: Option<f64>,
     /// CPUs of the host on which each vCPU may run, by number; any for one that is absent.
     pub(super) pins: BTreeMap<u8, Vec<usize>>,
+    /// Whether a vCPU runs on a CPU of another cell. Linux has the VM then.
+    pub(super) is_away: bool,
 }
 
 impl VmSettings {
@@ -61,31 +63,13 @@ fn ids(host_cpus: &[usize], is_wanted: impl Fn(usize) -> bool) -> CpuSet {
 ///
 /// # Errors
 /// The reason why they can't hold, with the host's numbers of the CPUs.
-pub(super) fn check_pins(
-    settings: &VmSettings,
-    host_cpus: &[usize],
-    topology: &Topology,
-) -> Result<(), String> {
-    let vm = VmId(0);
-    let sets = settings.cpus(host_cpus);
-    let within = |(vcpu, _): (&u8, _)| Rule::Within {
-        vm,
-        index: Some(u16::from(*vcpu)),
-        cpus: sets.get(usize::from(*vcpu)).copied().unwrap_or_default(),
-    };
-    let rules: Vec<Rule> = settings.pins.iter().map(within).collect();
-    if rules.is_empty() {
-        return Ok(());
-    }
+pub(super) fn check_pins(settings: &VmSettings, host_cpus: &[usize]) -> Result<(), String> {
     // vCPUs beyond the cell's CPUs share some in any case, and run without a gang.
-    let vcpus = u16::from(settings.vcpus);
-    if vcpus > topology.cpus() {
+    if settings.pins.is_empty() || usize::from(settings.vcpus) > host_cpus.len() {
         return Ok(());
     }
-    let admitted = Affinity::admit(rules, topology, &[(vm, vcpus)]);
-    admitted
-        .map(drop)
-        .map_err(|contradiction| contradiction.to_string().replace("of VM 0 ", ""))
+    let cpus = u16::try_from(host_cpus.len()).unwrap_or(u16::MAX);
+    admit(&settings.cpus(host_cpus), cpus).map_err(|contradiction| contradiction.to_string())
 }
 
 /// Reason why a VM is not scheduled by the drivers.
@@ -222,8 +206,7 @@ mod tests {
 
     #[test]
     fn contradictory_pins_are_refused_with_the_reason() {
-        let machine = Topology::regular(1, 1, 4);
-        let check = |vm: &VmSettings| check_pins(vm, &HOST_CPUS, &machine);
+        let check = |vm: &VmSettings| check_pins(vm, &HOST_CPUS);
         assert_eq!(check(&settings(2, &[])), Ok(()));
         assert_eq!(check(&settings(2, &[(0, &[2]), (1, &[3])])), Ok(()));
         let why = check(&settings(2, &[(0, &[2]), (1, &[2])])).unwrap_err();

@@ -87,6 +87,7 @@ fn knowing_of_all(answer: CellResponse) -> CellResponse {
                 vcpus: 0,
                 vms: Vec::new(),
                 lent_on_request: Vec::new(),
+                lent_cpus: Vec::new(),
             });
         }
     }

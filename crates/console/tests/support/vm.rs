@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use registry::console::LOG;
-use registry::control::{Answer, Request};
+use registry::control::{Answer, PlacedBy, Placement, Request};
 use registry::vms::{Entry, Registry};
 use serde_json::json;
 
@@ -127,6 +127,11 @@ impl State {
                 still_ns: 1001,
                 dropped_pin: Some(vec![2, 3]),
             },
+            Request::Place { .. } => Answer::Placed(Placement {
+                by: PlacedBy::Loan,
+                began: Some(1),
+                ..Placement::default()
+            }),
             Request::Nmi => Answer::Refused {
                 why: "not now".to_owned(),
             },

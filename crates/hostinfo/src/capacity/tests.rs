@@ -29,6 +29,7 @@ fn status(number: u16, life: Option<u32>) -> CellStatus {
         vcpus: 3,
         vms: Vec::new(),
         lent_on_request: Vec::new(),
+        lent_cpus: Vec::new(),
     }
 }
 

@@ -11,6 +11,7 @@ use agent::client::ClientError;
 use agent::protocol::Attached;
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
+use operations::placement::placed_line;
 use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, VCPU_STOP_MS_MAX, ask};
 use registry::kill::Killed;
@@ -164,8 +165,51 @@ pub fn balloon(name: &str, bytes: u64) -> Result<ExitCode> {
     )
 }
 
-/// Moves a vCPU of a VM to another of the cells that the VM spans.
-pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
+/// Flags of `move`.
+#[derive(Debug, clap::Args)]
+pub struct MoveArgs {
+    /// Name of the VM
+    vm: String,
+    /// Its number
+    #[arg(long)]
+    vcpu: u8,
+    #[command(flatten)]
+    to: MoveTarget,
+}
+
+/// Target of `move`: one of these.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct MoveTarget {
+    /// The cell to run in, of those that the VM spans
+    #[arg(long)]
+    cell: Option<u16>,
+    /// The CPU of the host to run on
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+/// Moves a vCPU to a CPU of the host, or to another of the cells that its VM spans.
+pub fn move_vcpu(args: &MoveArgs) -> Result<ExitCode> {
+    let (name, vcpu) = (&args.vm, args.vcpu);
+    match args.to {
+        MoveTarget { cpu: Some(cpu), .. } => move_to_cpu(name, vcpu, cpu),
+        MoveTarget { cell, .. } => move_to_cell(name, vcpu, cell.unwrap_or_default()),
+    }
+}
+
+fn move_to_cpu(name: &str, vcpu: u8, cpu: usize) -> Result<ExitCode> {
+    let folder = here!(name);
+    let answer = ask(&folder, &Request::Place { vcpu, cpu }, Some(ORDER_LIMIT))
+        .map_err(|error| unreachable(name, &error))?;
+    if let Answer::Placed(placement) = &answer {
+        println!("{}", placed_line(name, vcpu, cpu, placement));
+        return Ok(ExitCode::SUCCESS);
+    }
+    done(name, answer)
+}
+
+fn move_to_cell(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
     let folder = here!(name);
     let answer = ask(&folder, &Request::Move { vcpu, cell }, Some(ORDER_LIMIT)).into_diagnostic()?;
     if let Answer::Moved {

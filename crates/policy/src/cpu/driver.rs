@@ -60,6 +60,8 @@ struct Pull {
     reason: MoveReason,
     /// Driver that suggested it.
     suggested_by: CpuId,
+    /// Whether an order for it came while it was awaited.
+    is_ordered: bool,
     /// Whether an event that came before the vCPU halted it.
     is_halted: Option<bool>,
 }
@@ -200,7 +202,7 @@ impl Driver {
                     self.suggested(from, vcpu, owner, reason, view, out)
                 }
                 Message::Give { vcpu, reason } => self.give(from, vcpu, reason, now, view, out),
-                Message::Refuse { vcpu, refusal } => self.refused(vcpu, refusal, now, out),
+                Message::Refuse { vcpu, refusal } => self.refused(vcpu, refusal, now, view, out),
                 Message::Take {
                     vcpu,
                     entry,

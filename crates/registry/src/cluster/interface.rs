@@ -68,6 +68,30 @@ pub struct LentMemory {
     pub bytes: u64,
 }
 
+/// vCPU that runs on a CPU of another cell of the host than its VM's.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct BorrowedCpu {
+    /// The vCPU's number.
+    pub vcpu: u8,
+    /// The lender: the cell that has the CPU.
+    pub cell: u16,
+    /// The host's number of the CPU.
+    pub cpu: usize,
+}
+
+/// CPU of a cell on which a vCPU of another cell's VM runs.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct LentCpu {
+    /// The host's number of the CPU.
+    pub cpu: usize,
+    /// The cell that serves the VM.
+    pub cell: u16,
+    /// The VM's name.
+    pub vm: String,
+    /// The vCPU's number.
+    pub vcpu: u8,
+}
+
 /// A VM that runs on this host, as the host's registry records it.
 #[derive(Clone, Debug)]
 pub struct RunningVm {
@@ -81,6 +105,8 @@ pub struct RunningVm {
     pub borrowed: Vec<LentMemory>,
     /// The only cells that it may depend on, the preferred lender first; any cell when empty.
     pub cells: Vec<u16>,
+    /// Its vCPUs on CPUs of other cells.
+    pub borrowed_cpus: Vec<BorrowedCpu>,
 }
 
 /// CPUs and memory nodes that a cell gave a VM.
@@ -115,6 +141,9 @@ pub struct AdmitVm {
     /// The only cells that the VM may depend on, the preferred lender first; any cell when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cells: Vec<u16>,
+    /// vCPUs of a running VM on CPUs of other cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borrowed_cpus: Vec<BorrowedCpu>,
 }
 
 /// A client's request to a cell.
@@ -151,6 +180,21 @@ pub enum CellRequest {
         from: u16,
         /// The amount, in bytes.
         bytes: u64,
+    },
+    /// Let a vCPU of another cell's VM run on a CPU of this one. The VM's cell records the use.
+    LendCpu {
+        /// The host's number of the CPU.
+        cpu: usize,
+        /// The cell that serves the VM.
+        borrower: u16,
+    },
+    /// Record which vCPUs of a VM of this cell run on CPUs of other cells: the VM depends on these. The
+    /// response comes when all cells have recorded it.
+    BorrowCpus {
+        /// The VM's name.
+        vm: String,
+        /// All such vCPUs.
+        cpus: Vec<BorrowedCpu>,
     },
     /// Cordon this cell or end its cordon. The response comes when all cells have applied it.
     Cordon {
@@ -338,6 +382,9 @@ pub struct CellStatus {
     pub lent_on_request: Vec<LentMemory>,
     /// Memory that it has borrowed, by lender.
     pub borrowed: Vec<LentMemory>,
+    /// Its CPUs on which vCPUs of other cells' VMs run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lent_cpus: Vec<LentCpu>,
     /// The number of its VMs' vCPUs.
     pub vcpus: u32,
     /// The names of its VMs.
@@ -379,6 +426,12 @@ mod tests {
             given_bytes: 0,
             lent: Vec::new(),
             borrowed: borrowed.clone(),
+            lent_cpus: vec![LentCpu {
+                cpu: 2,
+                cell: 0,
+                vm: "web".to_owned(),
+                vcpu: 1,
+            }],
             vcpus: 0,
             vms: Vec::new(),
             lent_on_request: Vec::new(),

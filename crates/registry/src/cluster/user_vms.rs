@@ -55,6 +55,7 @@ impl UserVm {
             share: self.share,
             borrowed: self.borrowed.clone(),
             cells: Vec::new(),
+            borrowed_cpus: Vec::new(),
         }
     }
 }

@@ -6,10 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use policy::cpu::dependency::{Dependencies, Use};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::admission::Limits;
-use crate::cluster::interface::LentMemory;
+use crate::cluster::interface::{BorrowedCpu, LentMemory};
 use crate::monitor::NameRules;
 use crate::share_group::ShareGroup;
 
@@ -76,6 +77,9 @@ pub struct Record {
     /// Memory that its cell borrowed for it, by lender.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed: Vec<LentMemory>,
+    /// Its vCPUs on CPUs of other cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borrowed_cpus: Vec<BorrowedCpu>,
     /// Its shards, the home shard first, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub span: Vec<policy::span::Part>,
@@ -136,6 +140,7 @@ impl Record {
             cell: None,
             host_place: None,
             borrowed: Vec::new(),
+            borrowed_cpus: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),
             core_cookies: Vec::new(),
@@ -152,11 +157,32 @@ impl Record {
         }
     }
 
-    /// Whether the VM uses CPUs or memory of this cell.
+    /// Uses of the CPUs and the memory of cells. A VM that spans cells uses those of its parts.
+    pub fn dependencies(&self) -> Dependencies {
+        let mut uses = Dependencies::default();
+        for part in &self.span {
+            uses.begin(part.cell, Use::Cpu, part.vcpus.len() as u64);
+            uses.begin(part.cell, Use::Memory, part.memory_bytes);
+        }
+        if let (Some(cell), true) = (self.cell, self.span.is_empty()) {
+            let borrowed: u64 = self.borrowed.iter().map(|part| part.bytes).sum();
+            uses.begin(cell, Use::Cpu, self.spec.cpus.into());
+            uses.begin(cell, Use::Memory, self.spec.memory.0.saturating_sub(borrowed));
+            // The cell's process serves its devices.
+            uses.begin(cell, Use::Device, 1);
+            for part in &self.borrowed {
+                uses.begin(part.cell, Use::Memory, part.bytes);
+            }
+            for borrowed in &self.borrowed_cpus {
+                uses.move_vcpu(cell, borrowed.cell);
+            }
+        }
+        uses
+    }
+
+    /// Whether the VM uses CPUs, memory or devices of this cell.
     pub fn depends_on(&self, cell: u16) -> bool {
-        self.cell == Some(cell)
-            || self.span.iter().any(|part| part.cell == cell)
-            || self.borrowed.iter().any(|part| part.cell == cell)
+        self.cell == Some(cell) || self.dependencies().has(cell)
     }
 }
 
@@ -182,4 +208,47 @@ pub enum State {
 /// Reads the record in a VM's directory.
 pub fn read(folder: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(folder.join(FILE))?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let spec = config::parse("vm.toml", "image = \"x\"\ncpus = 2\nmemory = \"64M\"\n").unwrap();
+        let mut record = Record::new("one".to_owned(), spec, 3);
+        record.cell = Some(0);
+        record
+    }
+
+    #[test]
+    fn vm_depends_on_its_cell_and_on_the_lenders_of_its_memory_and_its_cpus() {
+        let mut record = record();
+        assert_eq!(record.dependencies().cells(), [0]);
+        record.borrowed = vec![LentMemory {
+            cell: 2,
+            bytes: 16 << 20,
+        }];
+        let lent = |vcpu, cell| BorrowedCpu { vcpu, cell, cpu: 9 };
+        record.borrowed_cpus = vec![lent(0, 1), lent(1, 1)];
+        assert_eq!(record.dependencies().cells(), [0, 1, 2]);
+        let mut uses = record.dependencies();
+        uses.end(0, Use::Memory, u64::MAX);
+        assert!(uses.end(0, Use::Device, 1), "none of its vCPUs is in its cell");
+        // Each move has the use that begins and the one that ends.
+        assert_eq!(record.dependencies().move_vcpu(1, 3), (true, false));
+        record.borrowed_cpus.pop();
+        assert_eq!(record.dependencies().move_vcpu(1, 0), (false, true));
+        assert!(record.depends_on(1) && record.depends_on(0) && !record.depends_on(3));
+        record.borrowed_cpus.clear();
+        assert_eq!(record.dependencies().cells(), [0, 2]);
+    }
+
+    #[test]
+    fn record_of_a_release_without_borrowed_cpus_is_read() {
+        let line = serde_json::to_string(&record()).unwrap();
+        assert!(!line.contains("borrowed_cpus"), "{line}");
+        let read: Record = serde_json::from_str(&line).unwrap();
+        assert!(read.borrowed_cpus.is_empty());
+    }
 }

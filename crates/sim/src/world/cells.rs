@@ -81,6 +81,7 @@ impl World {
             share: monitor.host.share,
             borrowed: monitor.host.borrowed.clone(),
             cells: monitor.host.cells.clone(),
+            borrowed_cpus: Vec::new(),
         });
         let lent = self.lent.get(&id.number).cloned();
         let requested = self.requested.get(&id.number).cloned().unwrap_or_default();

@@ -115,6 +115,7 @@ fn vm_for(cell: u16, name: &str) -> AdmitVm {
         runs: false,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     }
 }
 

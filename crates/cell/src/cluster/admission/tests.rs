@@ -122,6 +122,7 @@ fn free_memory_of_a_cell_counts_what_it_has_lent_and_borrowed() {
         vcpus: 1,
         vms: vec!["secret".to_owned()],
         lent_on_request: Vec::new(),
+        lent_cpus: Vec::new(),
     };
     let room = room(&cell);
     assert_eq!((room.number, room.free_bytes), (1, 550));

@@ -326,6 +326,7 @@ fn begin_part_in(
         runs: false,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     };
     ask_once_it_runs(files, cell, &host)
 }

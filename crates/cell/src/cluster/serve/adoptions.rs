@@ -308,6 +308,8 @@ impl Adoptions {
             end_attempt(folder);
             self.change(|table| table.is_served(cid, handle.clone()));
             info!(vm = name, "the VM is served");
+            // The process before may have died in the midst of a move.
+            handle.restrict_to_borrowed_cpus();
             self.begin_scheduling(folder, cid, handle);
             fault_point!(adopt_served);
         });

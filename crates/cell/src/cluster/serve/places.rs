@@ -24,6 +24,7 @@ fn places(record: &Record) -> Vec<RunningVm> {
         share: VmShare { vcpus, memory_bytes },
         borrowed,
         cells: record.spec.cells.clone(),
+        borrowed_cpus: record.borrowed_cpus.clone(),
     };
     if record.span.is_empty() {
         let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.counted().0);

@@ -144,7 +144,7 @@ impl State {
     }
 
     /// Whether a command or an asserted fact keeps VMs from this cell.
-    fn takes_no_vm(&self) -> bool {
+    pub(super) fn takes_no_vm(&self) -> bool {
         self.is_cordoned || self.assertions.cordon(self.me.number)
     }
 

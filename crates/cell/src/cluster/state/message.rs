@@ -4,7 +4,7 @@ use config::cluster::CellPlan;
 use protocol::agreement::Message;
 use protocol::grant::{self, Amounts};
 use protocol::multicast::Packet;
-use registry::cluster::interface::{LentMemory, VmShare};
+use registry::cluster::interface::{BorrowedCpu, LentMemory, VmShare};
 use serde::{Deserialize, Serialize};
 
 /// Key of an entry of the table.
@@ -43,6 +43,9 @@ pub enum Value {
         /// The only cells that it may depend on; any cell when empty.
         #[serde(default)]
         cells: Vec<u16>,
+        /// Its vCPUs on CPUs of other cells.
+        #[serde(default)]
+        borrowed_cpus: Vec<BorrowedCpu>,
     },
 }
 

@@ -107,6 +107,7 @@ impl State {
             share: host.share,
             borrowed: self.place(&name).borrowed,
             cells: host.cells.clone(),
+            borrowed_cpus: host.borrowed_cpus.clone(),
         };
         let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
         self.claims.insert(claim, (Some(client), name, host.share));

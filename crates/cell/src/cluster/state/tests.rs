@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use policy::memory::borrowing::Limits;
-use registry::cluster::interface::{LentMemory, Status};
+use registry::cluster::interface::{BorrowedCpu, LentMemory, Status};
 
 use super::*;
 
 mod borrowing;
 mod cordons;
+mod cpu_loans;
 mod failures;
 mod forgetting;
 mod loans;
@@ -61,6 +62,7 @@ pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
         runs: false,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     }
 }
 
@@ -338,6 +340,7 @@ fn cell_takes_only_running_vms_before_it_has_links_to_the_others() {
         share: vm("b", 64).share,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     }];
     let mut state = State::new(id(0, 1), 1, plan(0), None, running);
     assert!(
@@ -384,6 +387,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         share,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     });
     let mut state = State::new(id(0, 2), 1, plan(0), None, running);
     state.handle_all_linked();

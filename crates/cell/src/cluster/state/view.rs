@@ -2,7 +2,7 @@
 
 use config::cluster::CellPlan;
 use protocol::grant::Amounts;
-use registry::cluster::interface::{CellStatus, LentMemory, Status, VmShare};
+use registry::cluster::interface::{BorrowedCpu, CellStatus, LentMemory, Status, VmShare};
 
 use super::{Key, State, Value};
 
@@ -29,6 +29,7 @@ pub(super) struct KnownVm<'a> {
     pub(super) share: VmShare,
     pub(super) borrowed: &'a [LentMemory],
     pub(super) cells: &'a [u16],
+    pub(super) borrowed_cpus: &'a [BorrowedCpu],
 }
 
 impl State {
@@ -65,6 +66,7 @@ impl State {
                     share,
                     borrowed,
                     cells,
+                    borrowed_cpus,
                 },
             ) => Some(KnownVm {
                 name,
@@ -72,6 +74,7 @@ impl State {
                 share: *share,
                 borrowed,
                 cells,
+                borrowed_cpus,
             }),
             _ => None,
         })
@@ -106,6 +109,7 @@ impl State {
                 given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
                 lent: list(cell.lent),
                 borrowed: self.borrowed_by(cell.number),
+                lent_cpus: self.lent_cpus(cell.number),
                 vcpus: here().map(|vm| vm.share.vcpus).sum(),
                 vms: here().map(|vm| vm.name.to_owned()).collect(),
                 lent_on_request: list(cell.lent_on_request),

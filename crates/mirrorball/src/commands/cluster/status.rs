@@ -8,7 +8,7 @@ use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellStatus, LentMemory, Status};
+use registry::cluster::interface::{CellStatus, LentCpu, LentMemory, Status};
 use registry::vms::{Record, Registry};
 
 use super::cells::no_cluster;
@@ -94,6 +94,9 @@ pub(super) fn print(status: &Status, users: &[UserPlan]) {
         for loan in &cell.lent {
             println!("{}", loan_line(cell, *loan));
         }
+        for lent in &cell.lent_cpus {
+            println!("{}", lent_cpu_line(cell, lent));
+        }
     }
 }
 
@@ -111,6 +114,20 @@ fn loan_line(cell: &CellStatus, loan: LentMemory) -> String {
         "cell {} has lent cell {to} {}M, {why}",
         cell.plan.number,
         bytes >> 20
+    )
+}
+
+/// A CPU on which a vCPU of another cell's VM runs.
+fn lent_cpu_line(cell: &CellStatus, lent: &LentCpu) -> String {
+    let LentCpu {
+        cpu,
+        cell: home,
+        vm,
+        vcpu,
+    } = lent;
+    format!(
+        "cell {} runs vCPU {vcpu} of {vm}, a VM of cell {home}, on CPU {cpu}",
+        cell.plan.number
     )
 }
 
@@ -174,6 +191,7 @@ mod tests {
                 borrowed: Vec::new(),
                 vcpus: 0,
                 vms: Vec::new(),
+                lent_cpus: Vec::new(),
             };
             loan_line(&cell, loan(8))
         };

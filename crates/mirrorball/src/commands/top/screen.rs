@@ -37,7 +37,7 @@ const HELP: &[&str] = &[
     "< and >        sort by the column before, by the next column",
     "r              reverse the order",
     "/              show rows with this text only; Escape ends that",
-    "m              move the selected vCPU: `cell 1`, `cpu 2-3`, `cpu all`",
+    "m              move the selected vCPU: `to 3`, `cell 1`, `cpu 2-3`, `cpu all`",
     "c              limit the CPUs of the selected VM: `1.5`, `none`",
     "q, Ctrl-C      quit",
     "",

@@ -50,6 +50,8 @@ pub(super) enum Key {
 pub(super) enum Target {
     /// The cell with this number.
     Cell(u16),
+    /// The CPU of the host with this number.
+    Cpu(usize),
     /// CPUs of the host; all that the VM may use when empty.
     Cpus(Vec<usize>),
 }
@@ -57,7 +59,7 @@ pub(super) enum Target {
 /// An order to a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Order {
-    /// Moves a vCPU to another cell, or pins it.
+    /// Moves a vCPU to another cell or to a CPU, or pins it.
     Move { vm: String, vcpu: u8, to: Target },
     /// Limit the CPUs of a VM.
     Cap {
@@ -296,12 +298,13 @@ fn edit(text: &mut String, key: Key) {
     }
 }
 
-/// Parses the target of a move: `cell 1`, `cpu 2-3`, `cpu all`.
+/// Parses the target of a move: `cell 1`, `to 3`, `cpu 2-3`, `cpu all`.
 fn target(text: &str) -> Result<Target, &'static str> {
-    const HELP: &str = "write `cell 1`, `cpu 2-3`, or `cpu all`";
+    const HELP: &str = "write `cell 1`, `to 3`, `cpu 2-3`, or `cpu all`";
     let (word, rest) = text.split_once(' ').ok_or(HELP)?;
     match (word, rest.trim()) {
         ("cell", number) => number.parse().map(Target::Cell).map_err(|_| HELP),
+        ("to", number) => number.parse().map(Target::Cpu).map_err(|_| HELP),
         ("cpu" | "cpus", "all") => Ok(Target::Cpus(Vec::new())),
         ("cpu" | "cpus", list) => {
             let cpus = cpulist::parse_below(list, HOST_CPUS_MAX);

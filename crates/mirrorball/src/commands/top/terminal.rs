@@ -207,6 +207,12 @@ fn obey(order: &Order) -> std::result::Result<String, Failure> {
         Order::Move {
             vm,
             vcpu,
+            to: Target::Cpu(cpu),
+        } => placement::place_vcpu(vm, *vcpu, *cpu)
+            .map(|placed| placement::placed_line(vm, *vcpu, *cpu, &placed)),
+        Order::Move {
+            vm,
+            vcpu,
             to: Target::Cpus(cpus),
         } => placement::pin_vcpu(vm, *vcpu, cpus.clone()).map(|()| match &cpus[..] {
             [] => format!("vCPU {vcpu} of {vm} may run on all CPUs of its VM"),

@@ -403,6 +403,7 @@ fn vcpu_is_moved_to_what_was_typed_and_to_nothing_else() {
         })
     };
     assert_eq!(moved("cell 1").0, order(Target::Cell(1)));
+    assert_eq!(moved("to 3").0, order(Target::Cpu(3)));
     assert_eq!(moved("cpu 2-3,5").0, order(Target::Cpus(vec![2, 3, 5])));
     assert_eq!(moved(" cpu  7 ").0, order(Target::Cpus(vec![7])));
     assert_eq!(moved("cpu all").0, order(Target::Cpus(Vec::new())));
@@ -412,6 +413,8 @@ fn vcpu_is_moved_to_what_was_typed_and_to_nothing_else() {
         "cell",
         "cell x",
         "cell 70000",
+        "to 1-2",
+        "to all",
         "cpu",
         "cpu 3-1",
         "cpu 9999",
@@ -420,7 +423,7 @@ fn vcpu_is_moved_to_what_was_typed_and_to_nothing_else() {
         let (effect, state) = moved(wrong);
         assert_eq!(effect, Effect::Draw, "{wrong}");
         assert!(matches!(state.mode, Mode::Move(..)), "{wrong}");
-        assert_eq!(state.message, "write `cell 1`, `cpu 2-3`, or `cpu all`");
+        assert_eq!(state.message, "write `cell 1`, `to 3`, `cpu 2-3`, or `cpu all`");
     }
 }
 

@@ -28,6 +28,7 @@ impl Driver {
             vcpu,
             reason,
             suggested_by,
+            is_ordered: false,
             is_halted: None,
         });
         let message = Message::Give { vcpu, reason };
@@ -50,7 +51,9 @@ impl Driver {
         view: &impl View,
         out: &mut Vec<Effect>,
     ) {
-        if self.pulls.iter().any(|pull| pull.vcpu == vcpu) {
+        if let Some(pull) = self.pulls.iter_mut().find(|pull| pull.vcpu == vcpu) {
+            // An order gets an answer, though a balancer awaits the vCPU already.
+            pull.is_ordered |= reason == MoveReason::Order;
             return;
         }
         let Some(refusal) = self.refusal(vcpu, owner, reason, view) else {
@@ -209,7 +212,14 @@ impl Driver {
     }
 
     /// Ends a transfer that the other side refused, or tries another CPU for an evacuated vCPU.
-    pub(super) fn refused(&mut self, vcpu: VcpuId, refusal: Refusal, now: Nanos, out: &mut Vec<Effect>) {
+    pub(super) fn refused(
+        &mut self,
+        vcpu: VcpuId,
+        refusal: Refusal,
+        now: Nanos,
+        view: &impl View,
+        out: &mut Vec<Effect>,
+    ) {
         self.counters.count_refusal(refusal);
         if let Some(queued) = self.queue.find_mut(vcpu) {
             queued.tried = queued.tried.saturating_add(1);
@@ -220,6 +230,9 @@ impl Driver {
             self.next_search = now + self.tunables.idle_search_interval_ns;
             self.search_at = Some(self.next_search);
             self.report_refusal(pull.suggested_by, vcpu, pull.reason, refusal, out);
+            if pull.is_ordered && pull.reason != MoveReason::Order {
+                self.order(vcpu, view, out);
+            }
         }
     }
 

@@ -37,6 +37,41 @@ impl View for Quiet {
     }
 }
 
+/// A machine whose CPU 2 has vCPU 0 of VM 1 and three others.
+struct Loaded;
+
+impl View for Loaded {
+    fn word(&self, cpu: CpuId) -> Word {
+        let load = if cpu == CpuId(2) { 4 } else { 0 };
+        Word {
+            load,
+            ..Quiet { vcpus: 2 }.word(cpu)
+        }
+    }
+    fn vcpu(&self, vcpu: VcpuId) -> VcpuEntry {
+        let is_here = vcpu == self::vcpu(1, 0);
+        VcpuEntry {
+            cpu: CpuId(if is_here { 2 } else { 0 }),
+            ..VcpuEntry::default()
+        }
+    }
+    fn queued(&self, _: CpuId, _: usize) -> Option<VcpuId> {
+        None
+    }
+    fn load(&self, _: CpuId, _: usize) -> u32 {
+        0
+    }
+    fn terms(&self, _: VmId) -> Terms {
+        Terms::default()
+    }
+    fn may_run(&self, _: VcpuId, _: CpuId) -> bool {
+        true
+    }
+    fn depends_on(&self, _: VcpuId, _: u16) -> bool {
+        false
+    }
+}
+
 const NOW: Nanos = 1_000 * MILLISECOND;
 
 fn vcpu(vm: u16, index: u16) -> VcpuId {
@@ -161,4 +196,31 @@ fn halt_takes_a_vcpu_off_after_the_hysteresis_and_a_wake_within_it_changes_nothi
     let effects = handle(&mut driver, NOW + 2 * MILLISECOND + 200_000, Event::Timer);
     assert!(effects.contains(&Effect::Run(None)));
     assert_eq!(driver.queue()[0].entry.state, VcpuState::Idle);
+}
+
+#[test]
+fn order_for_a_vcpu_that_a_balancer_awaits_is_answered_all_the_same() {
+    let mut driver = driver();
+    let vcpu = vcpu(1, 0);
+    let give = |reason| Effect::Send {
+        to: CpuId(2),
+        message: Message::Give { vcpu, reason },
+    };
+    let (owner, reason) = (CpuId(2), MoveReason::Balance);
+    let mut effects = Vec::new();
+    driver.suggested(CpuId(3), vcpu, owner, reason, &Loaded, &mut effects);
+    assert_eq!(effects, [give(MoveReason::Balance)]);
+    effects.clear();
+    driver.handle(NOW, Event::Order { vcpu }, &Loaded, &mut effects);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Refused(..))));
+    effects.clear();
+    let refuse = |refusal| message(2, Message::Refuse { vcpu, refusal });
+    driver.handle(NOW, refuse(Refusal::Running), &Loaded, &mut effects);
+    assert!(effects.contains(&give(MoveReason::Order)), "{effects:?}");
+    effects.clear();
+    driver.handle(NOW, refuse(Refusal::NotHere), &Loaded, &mut effects);
+    assert!(
+        effects.contains(&Effect::Refused(vcpu, Refusal::NotHere)),
+        "{effects:?}"
+    );
 }

@@ -42,6 +42,7 @@ fn ask_for_place(world: &mut World) {
         runs: false,
         borrowed: Vec::new(),
         cells: Vec::new(),
+        borrowed_cpus: Vec::new(),
     };
     world.ask_for_place(SOURCE, host);
 }

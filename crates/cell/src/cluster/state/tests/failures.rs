@@ -18,7 +18,7 @@ fn span(world: &mut World, client: Client, name: &str, cells: &[u16]) {
 
 impl World {
     /// Ends the process of a cell, and reports its failure to each other cell.
-    fn fail(&mut self, cell: CellId) {
+    pub(super) fn fail(&mut self, cell: CellId) {
         self.die(cell);
         let survivors: Vec<CellId> = self.cells.keys().copied().collect();
         for at in survivors {
@@ -36,7 +36,7 @@ impl World {
     }
 
     /// The VMs that were ended since the last call, each with the cell that ended it.
-    fn ended(&mut self) -> Vec<(u16, String)> {
+    pub(super) fn ended(&mut self) -> Vec<(u16, String)> {
         let mut ended = std::mem::take(&mut self.ended);
         ended.sort();
         ended

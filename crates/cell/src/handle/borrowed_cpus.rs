@@ -1,0 +1,256 @@
+//! vCPUs that run on CPUs of other cells of the host.
+//!
+//! A cell lends a CPU's time by its reply to [`CellRequest::LendCpu`]. The VM depends on that cell from then
+//! on. Each step leaves a state that the next process of either cell can go on from:
+//!
+//! 1. The lender agrees. Nothing has changed yet.
+//! 2. The VM's record names the CPU. The next process of the VM's cell completes the move.
+//! 3. All cells have the VM's dependency in their tables.
+//! 4. The vCPU's thread runs on the CPU.
+//!
+//! The way back has the opposite order: the thread leaves, then the record, then the tables. The drivers of
+//! the VM's cell leave such a VM to Linux: they see no CPU of another cell, and so can't run a gang on it.
+
+use std::io;
+use std::time::Duration;
+
+use config::cpulist;
+use fault_point::fault_point;
+use registry::cluster::client::Connection;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{BorrowedCpu, CellRequest, CellResponse};
+use registry::control::{PlacedBy, Placement};
+use registry::update::Pin;
+use registry::vms::Record;
+
+use super::pins::{drop_pin, retry};
+use super::{VmChange, VmHandle};
+use crate::affinity;
+
+/// Time limit for a cell's reply: less than a client of the VM waits.
+const CELL_LIMIT: Duration = Duration::from_secs(3);
+
+impl VmHandle {
+    /// Has a vCPU run on a CPU of another cell. Needs [`VmHandle::begin_update`].
+    ///
+    /// # Errors
+    /// If the other cell refuses or does not answer, or the VM's own cell does not record it. The vCPU is in
+    /// its VM's cell then, or where it was.
+    pub(super) fn borrow_cpu(
+        &self,
+        record: &Record,
+        vcpu: u8,
+        cell: u16,
+        cpu: usize,
+    ) -> io::Result<Placement> {
+        let own = own_cell(record)?;
+        ask(cell, &CellRequest::LendCpu { cpu, borrower: own })?;
+        fault_point!(cpu_agreed);
+        let is_elsewhere = |other: &BorrowedCpu| other.vcpu == vcpu && other.cell != cell;
+        let ended = match record.borrowed_cpus.iter().any(is_elsewhere) {
+            true => self.return_cpu(record, vcpu)?,
+            false => None,
+        };
+        let before = self.record()?;
+        let borrowed = BorrowedCpu { vcpu, cell, cpu };
+        let cpus = with(&before.borrowed_cpus, borrowed);
+        let (began, _) = before.dependencies().move_vcpu(own, cell);
+        self.set_borrowed_cpus(&cpus)?;
+        fault_point!(cpu_recorded);
+        let moved = self.announce(&before.name, own, &cpus).and_then(|()| {
+            fault_point!(cpu_announced);
+            self.release_drivers()?;
+            self.restrict_to(borrowed)
+        });
+        if let Err(error) = moved {
+            self.undo(&before, own, vcpu);
+            return Err(error);
+        }
+        fault_point!(cpu_reached);
+        let dropped_pin = self.drop_pin_of(borrowed);
+        Ok(Placement {
+            by: PlacedBy::Loan,
+            cell: Some(cell),
+            began: began.then_some(cell),
+            ended,
+            dropped_pin,
+        })
+    }
+
+    /// Has a vCPU run on CPUs of its VM's cell again, if it runs on another cell's. Needs
+    /// [`VmHandle::begin_update`]. Returns the cell on which the VM depends no longer, if any.
+    ///
+    /// # Errors
+    /// If the VM does not run, or its cell does not record it.
+    pub(super) fn return_cpu(&self, record: &Record, vcpu: u8) -> io::Result<Option<u16>> {
+        let known = record.borrowed_cpus.iter().find(|cpu| cpu.vcpu == vcpu);
+        let Some(lender) = known.map(|cpu| cpu.cell) else {
+            return Ok(None);
+        };
+        let own = own_cell(record)?;
+        self.pin_in_one_cell(&Pin {
+            vcpu,
+            cpus: Vec::new(),
+        })?;
+        fault_point!(cpu_left);
+        let cpus: Vec<_> = record
+            .borrowed_cpus
+            .iter()
+            .copied()
+            .filter(|cpu| cpu.vcpu != vcpu)
+            .collect();
+        self.set_borrowed_cpus(&cpus)?;
+        fault_point!(cpu_returned);
+        self.announce(&record.name, own, &cpus)?;
+        self.report_change(VmChange::Updated);
+        let (_, ended) = record.dependencies().move_vcpu(lender, own);
+        Ok(ended.then_some(lender))
+    }
+
+    /// Restricts the threads of vCPUs to the CPUs of other cells that the record names: after a boot, whose
+    /// threads are new, and after the death of a process in the midst of a move.
+    pub(crate) fn restrict_to_borrowed_cpus(&self) {
+        let runs = !self.state().shards().is_empty();
+        let borrowed = self.recorder().read(|record| record.borrowed_cpus.clone());
+        let borrowed = borrowed.filter(|_| runs);
+        for borrowed in borrowed.unwrap_or_default() {
+            retry(|| self.restrict_to(borrowed));
+        }
+    }
+
+    /// Checks that a vCPU runs in its VM's cell, whose CPUs a pin may name.
+    ///
+    /// # Errors
+    /// If it runs on a CPU of another cell.
+    pub(super) fn check_is_home(&self, vcpu: u8) -> io::Result<()> {
+        let borrowed = self.recorder().read(|record| {
+            let known = record.borrowed_cpus.iter().find(|cpu| cpu.vcpu == vcpu);
+            known.copied()
+        });
+        match borrowed.flatten() {
+            None => Ok(()),
+            Some(BorrowedCpu { cell, cpu, .. }) => Err(io::Error::other(format!(
+                "vCPU {vcpu} runs on CPU {cpu} of cell {cell}; help: `mirrorball move` it to a CPU of the VM's \
+                 own cell first"
+            ))),
+        }
+    }
+
+    fn restrict_to(&self, borrowed: BorrowedCpu) -> io::Result<()> {
+        let shards = self.state().shards();
+        if shards.is_empty() {
+            return Err(io::Error::other("the VM is not running just now"));
+        }
+        let BorrowedCpu { vcpu, cpu, .. } = borrowed;
+        shards
+            .into_iter()
+            .try_for_each(|shard| affinity::restrict(shard, vcpu, cpu))
+    }
+
+    /// Takes the VM from the drivers of its cell, if these have it.
+    fn release_drivers(&self) -> io::Result<()> {
+        let Some(drivers) = self.0.observer.get() else {
+            return Ok(());
+        };
+        if !drivers.release() {
+            return Err(io::Error::other(
+                "the drivers of the VM's cell do not answer; help: try again",
+            ));
+        }
+        self.restore_affinity_of_all();
+        Ok(())
+    }
+
+    /// Goes back to the state before a move that failed.
+    fn undo(&self, before: &Record, own: u16, vcpu: u8) {
+        let _ = match before.borrowed_cpus.iter().find(|cpu| cpu.vcpu == vcpu) {
+            Some(former) => self.restrict_to(*former),
+            None => self.pin_in_one_cell(&Pin {
+                vcpu,
+                cpus: before.pins.get(&vcpu).cloned().unwrap_or_default(),
+            }),
+        };
+        // The error of the move is of more use than one of these. The record counts: the next process of the
+        // cell has the entry from there.
+        let _ = self.set_borrowed_cpus(&before.borrowed_cpus);
+        let _ = self.announce(&before.name, own, &before.borrowed_cpus);
+        self.report_change(VmChange::Updated);
+    }
+
+    fn set_borrowed_cpus(&self, cpus: &[BorrowedCpu]) -> io::Result<()> {
+        let set = |record: &mut Record| record.borrowed_cpus = cpus.to_vec();
+        self.recorder().try_change(set)
+    }
+
+    /// Has the VM's cell record on which cells' CPUs its vCPUs run.
+    fn announce(&self, vm: &str, own: u16, cpus: &[BorrowedCpu]) -> io::Result<()> {
+        let request = CellRequest::BorrowCpus {
+            vm: vm.to_owned(),
+            cpus: cpus.to_vec(),
+        };
+        ask(own, &request)
+    }
+
+    /// Ends the pin of a vCPU that runs on another cell's CPU: it names CPUs of the VM's own cell.
+    fn drop_pin_of(&self, borrowed: BorrowedCpu) -> Option<Vec<usize>> {
+        let BorrowedCpu { vcpu, cell, cpu } = borrowed;
+        let mut dropped = None;
+        self.recorder().change(|record| {
+            let cpus = record.pins.get(&vcpu).map(|cpus| cpulist::write(cpus));
+            let why = format!(
+                "CPUs {}; vCPU {vcpu} moved to CPU {cpu} of cell {cell}",
+                cpus.unwrap_or_default()
+            );
+            dropped = drop_pin(record, vcpu, why);
+        });
+        dropped
+    }
+}
+
+/// The CPUs with one more, in place of the vCPU's former one.
+fn with(cpus: &[BorrowedCpu], borrowed: BorrowedCpu) -> Vec<BorrowedCpu> {
+    let others = cpus.iter().copied().filter(|other| other.vcpu != borrowed.vcpu);
+    let mut all: Vec<_> = others.chain([borrowed]).collect();
+    all.sort_unstable_by_key(|borrowed| borrowed.vcpu);
+    all
+}
+
+fn own_cell(record: &Record) -> io::Result<u16> {
+    record
+        .cell
+        .ok_or_else(|| io::Error::other("the VM is in no cell of its user's"))
+}
+
+/// Sends a cell of this host a request; a refusal is an error.
+fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
+    let silent = |error| io::Error::other(format!("cell {cell} does not answer: {error}"));
+    let answer = Files::open().and_then(|files| {
+        let mut connection = Connection::open(&files.cell(cell))?;
+        connection.limit_wait(CELL_LIMIT)?;
+        connection.ask(request)
+    });
+    match answer.map_err(silent)? {
+        CellResponse::Done => Ok(()),
+        CellResponse::Refused { why } => Err(io::Error::other(why)),
+        other => Err(io::Error::other(format!(
+            "an answer to another question: {other:?}"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vcpu_has_one_borrowed_cpu_at_a_time() {
+        let borrowed = |vcpu, cell, cpu| BorrowedCpu { vcpu, cell, cpu };
+        let one = with(&[], borrowed(1, 2, 4));
+        let two = with(&one, borrowed(0, 1, 2));
+        assert_eq!(two, [borrowed(0, 1, 2), borrowed(1, 2, 4)]);
+        assert_eq!(
+            with(&two, borrowed(1, 1, 3)),
+            [borrowed(0, 1, 2), borrowed(1, 1, 3)]
+        );
+    }
+}
