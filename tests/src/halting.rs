@@ -55,6 +55,29 @@ pub fn numbering_guest_of(bytes: u64) -> Vec<u8> {
     ])
 }
 
+/// An ELF kernel that writes a letter to the start of its first persistent memory, then prints what it reads
+/// there, again and again. The VM has at most 3 GiB of memory, so that the persistent memory is at 4 GiB. The
+/// page table that maps it is at 0x60000. Its entry, the first beyond the 4 GiB that are mapped at the start,
+/// is at 0xa020.
+pub fn region_guest(letter: u8) -> Vec<u8> {
+    elf(&[
+        0xfa, // cli
+        0xc7, 0x04, 0x25, 0x00, 0x00, 0x06, 0x00, 0x83, 0x00, 0x00, 0x00, // mov dword [0x60000], 0x83
+        0xc7, 0x04, 0x25, 0x04, 0x00, 0x06, 0x00, 0x01, 0x00, 0x00, 0x00, // mov dword [0x60004], 1
+        0xc7, 0x04, 0x25, 0x20, 0xa0, 0x00, 0x00, 0x03, 0x00, 0x06, 0x00, // mov dword [0xa020], 0x60003
+        0xbf, 0x01, 0x00, 0x00, 0x00, // mov edi, 1
+        0x48, 0xc1, 0xe7, 0x20, // shl rdi, 32
+        0xc6, 0x07, letter, // mov byte [rdi], letter
+        0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0x8a, 0x07, // print: mov al, [rdi]
+        0xee, // out dx, al
+        0xb9, 0x00, 0x00, 0x04, 0x00, // mov ecx, 0x40000
+        0xff, 0xc9, // wait: dec ecx
+        0x75, 0xfc, // jnz wait
+        0xeb, 0xf2, // jmp print
+    ])
+}
+
 /// An ELF kernel whose first two vCPUs spin for ever. The first one writes an endless loop to 0x50000, where
 /// it starts the second one by the interrupt command register of its x2APIC: INIT, then a start-up IPI (Intel
 /// SDM, volume 3, section 11.12).

@@ -12,6 +12,8 @@ mod gangs;
 mod lies;
 #[path = "resources/promises.rs"]
 mod promises;
+#[path = "resources/regions.rs"]
+mod regions;
 #[path = "resources/stops.rs"]
 mod stops;
 

@@ -152,6 +152,7 @@ fn vm(number: usize, memory_bytes: u64) -> AdmitVm {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     }
 }
 

@@ -1,13 +1,17 @@
 //! The server of a VM's control socket. [`registry::control`] has the requests, the answers and the client.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use config::Size;
 use nix::sys::socket::{MsgFlags, recv};
-use registry::control::{Answer, LINE_BYTES_MAX, OF_VM, Request};
+use registry::control::{Answer, LINE_BYTES_MAX, OF_CLIENT, OF_VM, Request};
+use shard_api::launch::Fd;
+use shard_api::message::{receive_by, send};
 
 use crate::handle::VmHandle;
 use crate::socket::Served;
@@ -42,6 +46,13 @@ fn one(mut client: UnixStream, vm: &VmHandle, balloon_max: Option<Size>) -> io::
             Ok(()) => return Ok(()),
             Err(error) => refused(error),
         },
+        Ok(Request::Region { name }) => match vm.region(&name) {
+            Some(file) => {
+                let sent = send(&mut client, &OF_VM.sent(&Answer::Done), &[file.as_fd()]);
+                return sent.map_err(io::Error::other);
+            }
+            None => refused(io::Error::other(format!("the VM has no shared region {name}"))),
+        },
         Ok(request) => match obey(vm, &request, &client, balloon_max) {
             Some(answer) => answer,
             None => return Ok(()),
@@ -51,6 +62,26 @@ fn one(mut client: UnixStream, vm: &VmHandle, balloon_max: Option<Size>) -> io::
         },
     };
     (&client).write_all(&OF_VM.write(&answer)?)
+}
+
+/// Takes the file of a shared region from the VM whose directory is `folder`.
+///
+/// # Errors
+/// If no process serves the VM, or the VM does not have the region.
+pub(crate) fn take_region(folder: &Path, region: &str, limit: Duration) -> io::Result<File> {
+    let deadline = Instant::now() + limit;
+    let mut socket = UnixStream::connect(folder.join("control.sock"))?;
+    socket.set_write_timeout(Some(limit))?;
+    let name = region.to_owned();
+    send(&mut socket, &OF_CLIENT.sent(&Request::Region { name }), &[]).map_err(io::Error::other)?;
+    let (answer, mut files) = receive_by(&mut socket, deadline).map_err(io::Error::other)?;
+    match answer {
+        Answer::Done => files.take(Fd(0)).map_err(io::Error::other),
+        Answer::Refused { why } => Err(io::Error::other(why)),
+        other => Err(io::Error::other(format!(
+            "an answer to another question: {other:?}"
+        ))),
+    }
 }
 
 /// Carries out the request; none when the client has gone meanwhile.
@@ -115,9 +146,10 @@ fn carry_out(vm: &VmHandle, request: &Request, balloon_max: Option<Size>) -> Ans
             return Answer::Ended { killed: true };
         }
         // The caller has served it already.
-        Request::Freeze | Request::AwaitRunning { .. } | Request::AwaitEnd { .. } => {
-            Err(io::ErrorKind::InvalidInput.into())
-        }
+        Request::Freeze
+        | Request::Region { .. }
+        | Request::AwaitRunning { .. }
+        | Request::AwaitEnd { .. } => Err(io::ErrorKind::InvalidInput.into()),
         Request::Status => {
             return vm
                 .status()

@@ -164,6 +164,7 @@ pub fn check_cloneable(spec: &VmSpec) -> Option<String> {
     check_disks_cloneable(spec)
         .or_else(|| check_cards_cloneable(spec))
         .or_else(|| check_memory_cloneable(spec))
+        .or_else(|| check_regions_cloneable(spec))
 }
 
 /// The same for its disks alone.
@@ -194,6 +195,15 @@ fn check_memory_cloneable(spec: &VmSpec) -> Option<String> {
     spec.resident.map(|_| {
         "its memory is paged, and pages in a paging file can't be cloned; start it without `resident`".into()
     })
+}
+
+fn check_regions_cloneable(spec: &VmSpec) -> Option<String> {
+    let region = spec.shared.first()?;
+    Some(format!(
+        "it has the shared region {}, whose content is other VMs' too: a clone would find it changed since \
+         the freeze; start it without `shared`",
+        region.name
+    ))
 }
 
 fn check_cards_cloneable(spec: &VmSpec) -> Option<String> {

@@ -199,7 +199,7 @@ mod tests {
         }
         // 956 MiB are left to them: 139 for each 100 of weight, beside the promise of the third.
         let mib = |cid| limits[&cid] / MIB;
-        assert_eq!([mib(1), mib(2), mib(3)], [139, 416, 400]);
+        assert_eq!([mib(1), mib(2), mib(3)], [139, 417, 400]);
         for _ in 0..100 {
             limits = watch.decide(&host(0), vms(), |_| 512 * MIB);
         }

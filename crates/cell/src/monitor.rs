@@ -43,7 +43,7 @@ pub use self::adopt::adopt;
 use self::lease::{Lease, hold, tell};
 pub use self::start::{start, start_over};
 use crate::adoption::{FirstBoot, Leave, MonitorFiles, Places};
-use crate::cluster::reservation::{self, Reservation, ReservationHandle};
+use crate::cluster::reservation::{self, Reservation, ReservationHandle, regions};
 use crate::frozen::FrozenVm;
 use crate::handle::VmHandle;
 use crate::open::VmResources;
@@ -244,6 +244,8 @@ fn record(
     let place = place.filter(|place| place.is_own());
     record.cell = place.map(Reservation::cell);
     record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
+    // They are recorded before the VM has one: its home seeks the region's file at the VMs with a record.
+    record.regions = place.map_or_else(Vec::new, |place| place.regions().to_vec());
     record.span = span.map_or_else(Vec::new, Span::parts);
     record
 }
@@ -276,8 +278,14 @@ impl NewVm<'_> {
             cid: self.cid,
             names: terms.names.as_ref(),
         };
+        let regions = self.handle.recorder().read(|record| record.regions.clone());
+        let regions = regions::take(self.name, &regions.unwrap_or_default()).map_err(line)?;
+        self.handle.recorder().change(|record| {
+            record.regions = regions.iter().map(|(grant, _)| grant.clone()).collect();
+        });
         let opened = open::open(of_vm, claims, &terms.programs.shard);
         let mut opened = opened.map_err(line)?;
+        opened.add_regions(regions);
         self.handle.recorder().change(|record| {
             record.share_group = Some(group);
             record.kept_apart = opened.claims.refused().to_vec();

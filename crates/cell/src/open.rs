@@ -19,12 +19,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use config::VmSpec;
+use config::cluster::RegionAccess;
 use diskstore::disk::{Announcement, OpenDisk};
 use diskstore::group_copy::GroupCopy;
 use diskstore::image::Image;
 use nix::unistd::{Whence, lseek};
+use registry::cluster::interface::RegionGrant;
 use registry::monitor::NameRules;
-use shard_api::launch::{LaunchSpec, VsockLaunch};
+use shard_api::launch::{Fd, LaunchSpec, RegionLaunch, VsockLaunch};
 use subnet::card_process::CardProcess;
 use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
@@ -231,6 +233,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
         initrd: boot.initrd,
         cmdline: cmdline::joined(spec, boot.image.as_deref().map(|image| image.cmdline.as_str())),
         disks: disks.launches,
+        regions: Vec::new(),
         nets: cards.launches,
         vsock,
         balloon: spec.has_balloon(),
@@ -279,6 +282,31 @@ impl VmResources {
             files.map(|layer| (disk.id.as_str(), layer.file))
         });
         layers.map(|(disk, file)| (disk, self.files[file.0].as_fd()))
+    }
+
+    /// Adds shared regions, whose files the VM's shard maps.
+    pub fn add_regions(&mut self, regions: Vec<(RegionGrant, File)>) {
+        for (grant, file) in regions {
+            let launch = RegionLaunch {
+                name: grant.name,
+                file: Fd(self.files.len()),
+                read_only: grant.access == RegionAccess::Read,
+            };
+            self.files.push(file.into());
+            self.launch.regions.push(launch);
+        }
+    }
+
+    /// The files of the shared regions, with the regions' names.
+    ///
+    /// # Errors
+    /// If this process has no descriptors left.
+    pub(crate) fn region_files(&self) -> io::Result<Vec<(String, Arc<OwnedFd>)>> {
+        let files = self.launch.regions.iter().map(|region| {
+            let file = self.files.get(region.file.0).ok_or(io::ErrorKind::InvalidData)?;
+            Ok((region.name.clone(), Arc::new(file.try_clone()?)))
+        });
+        files.collect()
     }
 
     /// The processes that serve this VM beside the shard.

@@ -236,6 +236,7 @@ fn begin(handle: &VmHandle, opened: &VmResources, span: Option<&Span>) -> io::Re
         let mut state = handle.state();
         state.cards = cards;
         state.filtered = opened.filtered();
+        state.regions = opened.region_files()?;
         state.cells = span.map_or_else(Vec::new, Span::cells);
         state.has_remote_parts = span.is_some_and(Span::has_remote_parts);
     }

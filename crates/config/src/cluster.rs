@@ -9,6 +9,7 @@ mod change;
 mod hosts;
 mod overlap;
 mod pressure;
+mod regions;
 mod scheduling;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,8 @@ pub use change::SiteChange;
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
 pub use overlap::overlap;
 pub use pressure::PressureSpec;
+pub(crate) use regions::check_region_name;
+pub use regions::{REGION_STEP_BYTES, RegionAccess, RegionSpec};
 pub use scheduling::{CpuScheduler, SchedulingSpec};
 pub use users::{UserPlan, UserSpec};
 
@@ -65,6 +68,9 @@ pub struct ClusterSpec {
     /// Users of this host that it admits in addition to its owner.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserSpec>,
+    /// Regions of memory that its VMs share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<RegionSpec>,
 }
 
 /// A cell: by NUMA nodes, by CPUs, or by CPUs of some nodes.
@@ -175,6 +181,7 @@ impl ClusterSpec {
             pressure: None,
             scheduling: None,
             users: Vec::new(),
+            shared: Vec::new(),
         }
     }
 
@@ -223,6 +230,7 @@ impl ClusterSpec {
         self.check_borrowing()?;
         self.check_pressure()?;
         self.check_scheduling()?;
+        self.check_regions()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();

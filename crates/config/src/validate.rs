@@ -6,6 +6,7 @@ mod nets;
 mod nodes;
 mod paging;
 mod promise;
+mod shared;
 mod sharing;
 
 pub use self::nets::{Transport, forward, mac};
@@ -55,6 +56,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     check_disks(spec)?;
     check_nets(spec)?;
     sharing::check(spec)?;
+    shared::check(spec)?;
     paging::check(spec)?;
     promise::check(spec)?;
     span::check(spec)?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::RegionAccess;
 use crate::io_limit::IoLimitSpec;
 use crate::labels::Labels;
 use crate::span::{SpanMemory, SpanSpec};
@@ -94,6 +95,11 @@ pub struct VmSpec {
     /// Further disks, in the order the guest finds them.
     #[serde(default)]
     pub disks: Vec<DiskSpec>,
+    /// Regions of the cluster's memory that the VM shares with other VMs, each a persistent-memory device
+    /// after those of the disks.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared: Vec<SharedSpec>,
     /// Network cards; absent means one in user mode, an empty list none.
     pub nets: Option<Vec<NetSpec>>,
     /// Guest NUMA nodes.
@@ -319,6 +325,28 @@ pub enum DiskDevice {
     Block,
     /// A virtio-pmem device.
     Pmem,
+}
+
+/// A shared region of the cluster, as a VM uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SharedSpec {
+    /// Name of the region in the cluster file.
+    pub name: String,
+    /// Whether the VM only reads it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+impl SharedSpec {
+    /// The access that the VM requests.
+    pub fn access(&self) -> RegionAccess {
+        match self.read_only {
+            true => RegionAccess::Read,
+            false => RegionAccess::Write,
+        }
+    }
 }
 
 /// A network card.

@@ -4,7 +4,8 @@
 //!
 //! - [`agreement`]: a replicated table with unique keys;
 //! - [`grant`]: memory that cells lend one another;
-//! - [`multicast`]: ordered multicast along trees, and unicast.
+//! - [`multicast`]: ordered multicast along trees, and unicast;
+//! - [`region`]: regions of memory that VMs share.
 //!
 //! Assumptions: a *packet* may be lost, duplicated, delayed or reordered. Cells fail by stopping: a dead cell
 //! never returns, since a restarted cell has another [`CellId`]. Membership is agreed on elsewhere, and each
@@ -16,6 +17,7 @@ pub mod grant;
 #[cfg(any(test, feature = "stories"))]
 pub mod links;
 pub mod multicast;
+pub mod region;
 #[cfg(any(test, feature = "stories"))]
 pub mod rng;
 

@@ -53,6 +53,12 @@ pub enum Request {
     Status,
     /// Freeze the VM and resume it. The response is a `cell::frozen::FreezeAnswer` with files.
     Freeze,
+    /// Send the descriptor of a shared region that the VM has. The response is [`Answer::Done`] with the
+    /// file.
+    Region {
+        /// The region's name.
+        name: String,
+    },
     /// Move a vCPU of a VM that spans cells.
     Move {
         /// The vCPU's number.
@@ -211,6 +217,7 @@ impl Request {
             Self::Stop { .. }
             | Self::Kill
             | Self::Status
+            | Self::Region { .. }
             | Self::Move { .. }
             | Self::Place { .. }
             | Self::Balloon { .. }

@@ -14,7 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
 use crate::kind::{PlainMemory, ServedKind, VmKind};
-use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, Share};
+use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, RegionLaunch, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
 use crate::paging::PagingDiskIo;
@@ -47,6 +47,7 @@ pub struct DevicesError {
 /// The open files of the devices.
 pub struct DeviceFiles {
     disks: Vec<Vec<(File, Format)>>,
+    regions: Vec<File>,
     nets: Vec<net::Backend>,
     vsock: Option<UnixListener>,
     ports: Option<Ports>,
@@ -73,6 +74,8 @@ impl DeviceFiles {
                 .collect();
             disks.push(layers?);
         }
+        let regions = spec.regions.iter().map(|region| files.take(region.file));
+        let regions = regions.collect::<Result<_, ReceiveError>>()?;
         let mut nets = Vec::with_capacity(spec.nets.len());
         for net in &spec.nets {
             nets.push(match &net.backend {
@@ -97,22 +100,26 @@ impl DeviceFiles {
         }
         Ok(Self {
             disks,
+            regions,
             nets,
             vsock,
             ports,
         })
     }
 
-    /// Returns the sizes of the regions of persistent memory, in the order of the spec.
+    /// Returns the sizes of the regions of persistent memory: of disks in the order of the spec, then of
+    /// shared regions.
     pub fn pmem_bytes(&self, spec: &LaunchSpec) -> io::Result<Vec<u64>> {
         let disks = spec
             .disks
             .iter()
             .zip(&self.disks)
             .filter(|(launch, _)| launch.pmem);
+        let disks = disks.map(|(_, layers)| layers.last().map(|(file, _)| file));
         disks
-            .map(|(_, layers)| {
-                let (file, _) = layers.last().ok_or(io::ErrorKind::InvalidInput)?;
+            .chain(self.regions.iter().map(Some))
+            .map(|file| {
+                let file = file.ok_or(io::ErrorKind::InvalidInput)?;
                 pmem::region_bytes(file.metadata()?.len()).ok_or(io::ErrorKind::FileTooLarge.into())
             })
             .collect()
@@ -253,6 +260,17 @@ impl DeviceContext<'_> {
         self.machine.map_pmem(device.region())?;
         Ok(device)
     }
+
+    /// Creates persistent memory of a shared region.
+    fn region(&self, launch: &RegionLaunch, file: File, guest: u64) -> io::Result<Pmem> {
+        let writes = match launch.read_only {
+            true => Writes::ReadOnly,
+            false => Writes::Kept,
+        };
+        let device = Pmem::new(self.threads, file, guest, writes)?;
+        self.machine.map_pmem(device.region())?;
+        Ok(device)
+    }
 }
 
 /// State of the devices that the first thread uses.
@@ -297,6 +315,19 @@ pub fn build(
             }
         });
     }
+    let mut shared = Vec::with_capacity(spec.regions.len());
+    for (launch, file) in spec.regions.iter().zip(files.regions) {
+        let id = region_id(launch);
+        let range = regions
+            .next()
+            .ok_or_else(|| failed(&id)(io::ErrorKind::InvalidInput.into()))?;
+        let device = context.region(launch, file, range.start).map_err(failed(&id))?;
+        // A write of a device to a read-only mapping would end this process. So devices have no such memory.
+        if !launch.read_only {
+            memory = device.region().join(&memory).map_err(failed(&id))?;
+        }
+        shared.push((id, device));
+    }
     for (launch, disk) in spec.disks.iter().zip(disks) {
         match disk {
             DiskDevice::Pmem(pmem) => context.add(&launch.id, &memory, Ok(pmem))?,
@@ -306,6 +337,9 @@ pub fn build(
     if let Some(io) = context.kind.paging().and_then(PagingDiskIo::new) {
         let id = PAGING_DISK_ID;
         context.add(id, &memory, Block::paging(context.threads, id, io))?;
+    }
+    for (id, device) in shared {
+        context.add(&id, &memory, Ok(device))?;
     }
     for (launch, backend) in spec.nets.iter().zip(files.nets) {
         let net = Net::new(context.threads, &launch.id, launch.mac, backend);
@@ -338,6 +372,11 @@ pub fn build(
         watch,
         full,
     })
+}
+
+/// Name of a shared region's device for logs and metrics.
+fn region_id(launch: &RegionLaunch) -> String {
+    format!("shared-{}", launch.name)
 }
 
 enum DiskDevice {

@@ -18,7 +18,8 @@ use std::os::fd::RawFd;
 use serde::{Deserialize, Serialize};
 
 pub use devices::{
-    DiskFormat, DiskLaunch, LayerLaunch, MappedFile, NetBackendLaunch, NetLaunch, OnFull, Share, VsockLaunch,
+    DiskFormat, DiskLaunch, LayerLaunch, MappedFile, NetBackendLaunch, NetLaunch, OnFull, RegionLaunch,
+    Share, VsockLaunch,
 };
 pub use ending::Ending;
 pub use handover::{HandoverReply, HandoverRequest};
@@ -88,6 +89,9 @@ pub struct LaunchSpec {
     pub cmdline: String,
     /// Disks in the order the guest finds them.
     pub disks: Vec<DiskLaunch>,
+    /// Shared regions, persistent memory after that of the disks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub regions: Vec<RegionLaunch>,
     /// Network cards in the order the guest finds them.
     pub nets: Vec<NetLaunch>,
     /// The socket device.

@@ -160,6 +160,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
                 borrowed: Vec::new(),
                 cells,
                 borrowed_cpus: Vec::new(),
+                regions: Vec::new(),
             };
             world.ask_for_place(number, host);
         }

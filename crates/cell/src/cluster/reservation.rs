@@ -17,7 +17,7 @@ use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{
-    AdmitVm, BorrowedCpu, CellResponse, LentMemory, VmPlacement, VmShare, owned_name,
+    AdmitVm, BorrowedCpu, CellResponse, LentMemory, RegionGrant, VmPlacement, VmShare, owned_name,
 };
 use registry::vms::{self, Registry};
 use serde::{Deserialize, Serialize};
@@ -28,8 +28,11 @@ use super::limits::{HOPS_MAX, RETRY};
 use crate::left::{Leaving, LeftFiles};
 
 mod authority;
+mod error;
+pub(crate) mod regions;
 mod span;
 
+pub use error::ReservationError;
 pub use span::{PartPlace, begin_part, begin_span, foresee, leave_span};
 
 /// Maximum interval between two attempts to reach a cell that is restarting.
@@ -43,82 +46,6 @@ const ADMISSION_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for a cell to take a VM back before it counts as lost: longer than
 /// [`super::limits::ORPHANS_LIMIT`], and than its guard takes to start it again.
 const LOST_LIMIT: Duration = Duration::from_secs(10);
-
-/// The reason why a VM has no place.
-#[derive(Debug, thiserror::Error)]
-pub enum ReservationError {
-    /// The VM names a cell, and there is no cluster.
-    #[error(
-        "the VM names cell {0}, and no cluster is up here; start one with `mirrorball cluster up`, or leave \
-         `cell` and `cells` out"
-    )]
-    NoCluster(u16),
-    /// The VM names a cell, and the host's cluster is another user's.
-    #[error(
-        "the VM names cell {0}, and the cluster of this host does not admit you; ask its administrator for a \
-         `[[users]]` entry, or leave `cell` and `cells` out"
-    )]
-    NotAdmitted(u16),
-    /// The VM is to span cells, and there are none.
-    #[error(
-        "the VM has a span, and no cluster is up here; start one with `mirrorball cluster up`, or leave \
-         `span` out"
-    )]
-    NothingToSpan,
-    /// There is a cluster, and none of its cells runs.
-    #[error(
-        "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with \
-         `mirrorball cluster down`"
-    )]
-    Dead,
-    /// The VM spans hosts without coherent memory; hosts have no memory in common.
-    #[error(
-        "it spans cell {cell} on host {host}, and hosts have no memory in common: write \
-         `memory = \"coherent\"` in `span` (`--span-memory coherent`), so that each cell keeps a copy of all \
-         of it, or name cells of this host"
-    )]
-    NotCoherent {
-        /// The first cell on another host.
-        cell: u16,
-        /// Name of that cell's host.
-        host: String,
-    },
-    /// Only another host has room, and the VM's files are on this one.
-    #[error("only cell {cell}, on host {host}, has room for it; run it there with `--cell {cell}`")]
-    OtherHost {
-        /// Number of the cell with room.
-        cell: u16,
-        /// Name of that cell's host.
-        host: String,
-    },
-    /// The cells refuse.
-    #[error("{0}")]
-    Refused(String),
-    /// A cell does not answer.
-    #[error("cell {cell} does not answer: {source}; see `mirrorball cluster status`")]
-    Silent {
-        /// Number of the silent cell.
-        cell: u16,
-        /// Failure of the connection or of the exchange.
-        source: io::Error,
-    },
-    /// The cluster does not answer.
-    #[error("the cluster does not answer: {0}; see `mirrorball cluster status`")]
-    Broken(#[from] io::Error),
-    /// The host does not allow the binding.
-    #[error(
-        "cannot keep the VM to the {what} of cell {cell}: {source}; a container needs the capability \
-         SYS_NICE for it"
-    )]
-    Settle {
-        /// CPUs, or memory.
-        what: &'static str,
-        /// Number of the cell that has the place.
-        cell: u16,
-        /// Error of the connection to it.
-        source: io::Error,
-    },
-}
 
 /// A place in a cell.
 #[derive(Debug)]
@@ -189,6 +116,10 @@ struct Held {
 /// either.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, ReservationError> {
     let files = Files::open()?;
+    let own_cells = !files.plan()?.is_empty();
+    if let Some(region) = spec.shared.first().filter(|_| !own_cells) {
+        return Err(no_region_here(&region.name));
+    }
     let host = AdmitVm {
         name: name.to_owned(),
         share: VmShare {
@@ -202,11 +133,20 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         borrowed: Vec::new(),
         cells: spec.cells.clone(),
         borrowed_cpus: Vec::new(),
+        regions: regions::grants(&files, spec)?,
     };
-    if files.plan()?.is_empty() {
+    if !own_cells {
         return begin_at_host(&host, spec);
     }
     begin_of_cells(&files, &host).map(Some)
+}
+
+/// The reason why a VM outside a cluster of its user's has no shared region.
+fn no_region_here(region: &str) -> ReservationError {
+    match admission::connect() {
+        Ok(Some(_)) if !geteuid().is_root() => ReservationError::RegionOfOthers(region.to_owned()),
+        _ => ReservationError::NoClusterForRegion(region.to_owned()),
+    }
 }
 
 /// Requests a place for a user's VM from the host's cluster.
@@ -230,6 +170,7 @@ pub(in crate::cluster) fn begin_for_user(
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     };
     begin_of_cells(files, &host)
 }
@@ -469,6 +410,11 @@ impl Reservation {
     /// Number of the cell that has reserved the place.
     pub fn cell(&self) -> u16 {
         self.place.plan.number
+    }
+
+    /// The VM's grants of shared regions.
+    pub(crate) fn regions(&self) -> &[RegionGrant] {
+        &self.host.regions
     }
 
     /// The VM's memory that is other cells'.

@@ -7,6 +7,8 @@ mod calls;
 mod clients;
 mod places;
 mod recovery;
+mod region_actions;
+mod regions;
 mod remote_cells;
 
 use std::collections::BTreeMap;
@@ -31,6 +33,8 @@ use urpc::host::measure_block_ns;
 
 use self::adoptions::Adoptions;
 use self::assertions::Asserted;
+use self::region_actions::SoughtRegion;
+use self::regions::RegionFiles;
 use self::remote_cells::RemoteCells;
 use super::hosts::Hosts;
 use super::limits::{
@@ -74,6 +78,10 @@ enum Event {
     Responded(Client, CellResponse),
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
+    /// The search for the file of a shared region has ended.
+    RegionSought(SoughtRegion),
+    /// A shared region that had no member and was used is to be probed again.
+    RegionProbeDue(String),
     Tick,
     /// Memory may be missing, or to be returned.
     Pass,
@@ -163,6 +171,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         adoptions: Adoptions::new(number, is_on_trial, platform, scheduler),
         peers: PeerTable::new(others),
         clients: BTreeMap::new(),
+        regions: RegionFiles::default(),
         remote_cells,
         ticking: false,
         passing: false,
@@ -210,6 +219,7 @@ fn initial_state(
     let mut state = State::new(me, std::process::id(), plan, lent, places::running(files)?)
         .with_borrowing(limits, requested)
         .with_cordon(own.is_cordoned())
+        .with_regions(files.regions()?)
         .with_route_costs(costs)
         .expecting(expected);
     state.assert(capacity);
@@ -233,6 +243,7 @@ struct Cell {
     adoptions: Adoptions,
     peers: PeerTable<Sending>,
     clients: BTreeMap<Client, UnixStream>,
+    regions: RegionFiles,
     /// The cells of other hosts.
     remote_cells: Option<RemoteCells>,
     /// Whether a tick is scheduled.
@@ -360,6 +371,8 @@ impl Cell {
                 info!("no VM depends on the failed cell {cell} any more");
                 self.state.bury(cell)
             }
+            Event::RegionSought(sought) => self.region_sought(sought),
+            Event::RegionProbeDue(name) => vec![self.state.probe_region_again(name)],
             Event::Tick => {
                 self.ticking = false;
                 self.state.tick()
@@ -386,6 +399,8 @@ impl Cell {
             let acts = self.state.handle_all_linked();
             ends |= self.act(acts);
         }
+        let probes = self.state.region_probes();
+        ends |= self.act(probes);
         if !self.ticking && self.state.needs_tick() {
             self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
         }
@@ -628,6 +643,11 @@ impl Cell {
                             error!(%error, "the ends of the VMs of the failed cell {failed} are not awaited");
                         }
                     }
+                    act @ (Action::CreateRegion { .. }
+                    | Action::SendRegion { .. }
+                    | Action::SearchRegion { .. }
+                    | Action::ProbeRegion { .. }
+                    | Action::CloseRegion(_)) => next.extend(self.act_on_region(act)),
                     Action::End => return true,
                 }
             }

@@ -6,18 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use config::cluster::CellPlan;
+use config::cluster::{CellPlan, RegionAccess};
 use policy::placement::Assertions;
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{Amounts, Ledger};
 use protocol::multicast::{self, Multicast, ReplyPath};
-use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, RunningVm, VmShare};
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, LentMemory, RunningVm, VmShare};
 
 use super::routes::{MulticastRoutes, Route};
 use borrowing::Borrowing;
 use failures::Failure;
 use loans::Loans;
+use regions::SharedRegions;
 
 mod borrowing;
 mod cordons;
@@ -28,12 +29,13 @@ mod forgetting;
 mod loans;
 mod message;
 mod places;
+mod regions;
 #[cfg(test)]
 pub(in crate::cluster) mod tests;
 mod view;
 
 pub use borrowing::limits as borrowing_limits;
-pub use message::{CellMessage, CellPayload, Key, Value};
+pub use message::{CellMessage, CellPayload, Key, RegionEntry, Value};
 
 /// Number of VMs just sent on that are remembered. One that was refused there is forgotten by this limit
 /// alone.
@@ -59,6 +61,45 @@ pub enum Action {
     /// Serves a VM of this cell, and answers the client that requests it; also one that was set aside, if
     /// this says so.
     Adopt(Client, String, bool),
+    /// Creates the file of a shared region, with these nodes for its memory, before the actions that follow.
+    CreateRegion {
+        /// Name of the region.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// Nodes of the host.
+        nodes: Vec<u32>,
+    },
+    /// Sends a client a descriptor of a shared region's file.
+    SendRegion {
+        /// The client.
+        client: Client,
+        /// Name of the region.
+        name: String,
+        /// Access of the client's VM.
+        access: RegionAccess,
+        /// Memory of other cells that the region has, by lender.
+        borrowed: Vec<LentMemory>,
+    },
+    /// Seeks the file of a shared region at its members, and reports it ([`State::region_sought`]). The VMs
+    /// of the list have requested it, and don't have it.
+    SearchRegion {
+        /// Name of the region.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// The VMs without it.
+        without: Vec<String>,
+    },
+    /// Checks whether a VM has the file of a shared region, and reports it ([`State::region_probed`]).
+    ProbeRegion {
+        /// Name of the region.
+        name: String,
+        /// Whether this process has the file.
+        is_held: bool,
+    },
+    /// Closes the file of a shared region.
+    CloseRegion(String),
     /// Reports to a client where the vCPUs of the cell's VMs are.
     ReportVcpus(Client),
     /// Reports to a client the protocols that this program speaks.
@@ -95,6 +136,7 @@ pub struct State {
     ledger: Ledger,
     loans: Loans,
     borrowing: Borrowing,
+    shared: SharedRegions,
     /// The client of each VM of this cell, by the VM's name.
     tenants: BTreeMap<String, Client>,
     /// Claims under way, for a client, if it is still connected.
@@ -149,6 +191,7 @@ impl State {
         let lent = lent.unwrap_or_else(|| loans::used(&running, me.number));
         let mut ledger = Ledger::new(me, plan.memory_bytes, lent);
         let mut orphans = BTreeSet::new();
+        let shared = SharedRegions::find(me.number, &running, &mut ledger);
         for vm in running {
             if vm.cell == me.number {
                 let parts = loans::parts(me.number, vm.share, &vm.borrowed);
@@ -160,6 +203,7 @@ impl State {
                 borrowed: vm.borrowed,
                 cells: vm.cells,
                 borrowed_cpus: vm.borrowed_cpus,
+                regions: vm.regions,
             };
             node.find(Key::Vm(vm.name), vm.cell, value);
         }
@@ -170,6 +214,7 @@ impl State {
             lent: ledger.given().clone(),
             lent_on_request: Amounts::new(),
             is_cordoned: false,
+            regions: shared.entries(&ledger, me.number),
         };
         let (_, effects) = node.claim(Key::Cell(me.number), value);
         debug_assert!(effects.iter().any(|effect| matches!(effect, Effect::Won(_))));
@@ -185,6 +230,7 @@ impl State {
             ledger,
             loans: Loans::default(),
             borrowing: Borrowing::default(),
+            shared,
             tenants: BTreeMap::new(),
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -358,6 +404,7 @@ impl State {
         match ask {
             CellRequest::AdmitVm(host) => self.host(client, host),
             CellRequest::Leave { name } => self.leave(client, &name),
+            CellRequest::TakeRegion { vm, region } => self.take_region_in_round(client, vm, region, 0),
             CellRequest::Adopt { name, again } => vec![self.adopt(client, name, again)],
             CellRequest::Lend { to, bytes } => self.lend(client, to, bytes),
             CellRequest::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
@@ -420,6 +467,7 @@ impl State {
             lent: self.ledger.given().clone(),
             lent_on_request: self.ledger.given_on_request().clone(),
             is_cordoned: self.is_cordoned,
+            regions: self.shared.entries(&self.ledger, self.me.number),
         };
         self.node.change(&Key::Cell(self.me.number), Some(value))
     }

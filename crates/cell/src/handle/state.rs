@@ -81,6 +81,8 @@ pub(crate) struct State {
     pub(crate) group: Option<Arc<ControlGroup>>,
     /// The processes of its cards, in this boot. One that has ended is still among them.
     pub(crate) cards: Vec<CardPidfd>,
+    /// Files of its shared regions, by name.
+    pub(crate) regions: Vec<(String, Arc<OwnedFd>)>,
     /// Whether shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
     /// The last order to quit that the home received.

@@ -86,6 +86,7 @@ fn knowing_of_all(answer: CellResponse) -> CellResponse {
                 borrowed: Vec::new(),
                 vcpus: 0,
                 vms: Vec::new(),
+                regions: Vec::new(),
                 lent_on_request: Vec::new(),
                 lent_cpus: Vec::new(),
             });

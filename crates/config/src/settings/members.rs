@@ -135,6 +135,7 @@ impl MemberPolicy {
             cell,
             cells,
             span,
+            shared,
         } = spec;
         self.admit_size(*memory, *cpus, used)?;
         self.admit_image(image.as_deref())?;
@@ -150,6 +151,7 @@ impl MemberPolicy {
             ("cell", cell.is_some()),
             ("cells", !cells.is_empty()),
             ("span", span.is_some()),
+            ("shared", !shared.is_empty()),
         ] {
             if is_set {
                 return Err(owners(key));
@@ -466,6 +468,7 @@ mod tests {
             ),
             ("memory_nodes = [0]".to_owned(), "memory_nodes"),
             ("cells = [0]".to_owned(), "cells"),
+            ("shared = [{ name = \"table\" }]".to_owned(), "shared"),
             (
                 "resident = \"64M\"\npaging_file = \"/dev/sda\"".to_owned(),
                 "paging_file",

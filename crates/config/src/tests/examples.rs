@@ -31,6 +31,7 @@ fn all_keys() -> Vec<String> {
         "[kernel]\nzzzzzzzzzz = 1",
         "[root]\nzzzzzzzzzz = 1",
         "[[disks]]\nzzzzzzzzzz = 1",
+        "[[shared]]\nzzzzzzzzzz = 1",
         "[[nets]]\nzzzzzzzzzz = 1",
         "[[nodes]]\nzzzzzzzzzz = 1",
         "[span]\nzzzzzzzzzz = 1",

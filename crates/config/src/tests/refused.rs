@@ -78,6 +78,11 @@ fn sharing_faults_have_their_place_cause_and_help() {
 }
 
 #[test]
+fn shared_region_faults_have_their_place_cause_and_help() {
+    check(include_str!("refused/shared.toml"));
+}
+
+#[test]
 fn span_faults_have_their_place_cause_and_help() {
     check(include_str!("refused/span.toml"));
 }

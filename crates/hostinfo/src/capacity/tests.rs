@@ -28,6 +28,7 @@ fn status(number: u16, life: Option<u32>) -> CellStatus {
         borrowed: Vec::new(),
         vcpus: 3,
         vms: Vec::new(),
+        regions: Vec::new(),
         lent_on_request: Vec::new(),
         lent_cpus: Vec::new(),
     }

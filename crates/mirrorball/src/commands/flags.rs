@@ -263,6 +263,8 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
             cmdline: args.cmdline.clone().unwrap_or_default(),
         }),
         root: Default::default(),
+        // Regions are named in files only.
+        shared: Vec::new(),
         disks: args.disk.iter().map(|text| disk(text)).collect(),
         nets: (!args.net.is_empty()).then_some(cards),
         nodes: Vec::new(),

@@ -15,7 +15,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use config::cluster::{BorrowingSpec, CellPlan, PressureSpec, SchedulingSpec, Site};
+use config::cluster::{BorrowingSpec, CellPlan, PressureSpec, RegionSpec, SchedulingSpec, Site};
 use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::grant::Amounts;
 
@@ -120,6 +120,28 @@ impl Files {
     pub fn set_scheduling(&self, spec: &SchedulingSpec) -> io::Result<()> {
         private::directories(&self.0)?;
         replace(&self.0.join("scheduling.json"), &serde_json::to_vec_pretty(spec)?)
+    }
+
+    /// The shared regions of the cluster, those of other hosts too. None without a record, as after an
+    /// upgrade.
+    ///
+    /// # Errors
+    /// If the record can't be read.
+    pub fn regions(&self) -> io::Result<Vec<RegionSpec>> {
+        match fs::read(self.0.join("regions.json")) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets the shared regions of the cluster. Called before the cells start.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn set_regions(&self, regions: &[RegionSpec]) -> io::Result<()> {
+        private::directories(&self.0)?;
+        replace(&self.0.join("regions.json"), &serde_json::to_vec_pretty(regions)?)
     }
 
     /// List of users that the cluster admits.

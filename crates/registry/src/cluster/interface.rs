@@ -4,7 +4,7 @@
 //! `cell::cluster::state` replies; the simulator sends the same types. [`LentMemory`] and [`VmShare`] are
 //! also in the records of VMs ([`crate::vms::Record`]), from which a restarted cell recovers its grants.
 
-use config::cluster::CellPlan;
+use config::cluster::{CellPlan, RegionAccess};
 use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
@@ -92,6 +92,54 @@ pub struct LentCpu {
     pub vcpu: u8,
 }
 
+/// A grant of a shared region to a VM. The VM depends on the region's home, and on the cells that lent memory
+/// for the region.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RegionGrant {
+    /// The region's name.
+    pub name: String,
+    /// The cell that gives the memory.
+    pub home: u16,
+    /// The region's size, in bytes.
+    pub bytes: u64,
+    /// Access of the VM.
+    pub access: RegionAccess,
+    /// Memory that other cells lent the home for it, by lender; empty before the VM has the region.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borrowed: Vec<LentMemory>,
+}
+
+impl RegionGrant {
+    /// Whether the region's memory is in part of this cell.
+    pub fn depends_on(&self, cell: u16) -> bool {
+        self.home == cell || self.borrowed.iter().any(|part| part.cell == cell)
+    }
+}
+
+/// A shared region that has members.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RegionStatus {
+    /// The region's name.
+    pub name: String,
+    /// The region's size, in bytes.
+    pub bytes: u64,
+    /// Memory that other cells lent the cell for it, by lender.
+    pub borrowed: Vec<LentMemory>,
+    /// The VMs that have it.
+    pub members: Vec<RegionMember>,
+}
+
+/// A VM that has a shared region.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RegionMember {
+    /// The VM's name.
+    pub vm: String,
+    /// The VM's cell.
+    pub cell: u16,
+    /// Access of the VM.
+    pub access: RegionAccess,
+}
+
 /// A VM that runs on this host, as the host's registry records it.
 #[derive(Clone, Debug)]
 pub struct RunningVm {
@@ -107,6 +155,8 @@ pub struct RunningVm {
     pub cells: Vec<u16>,
     /// Its vCPUs on CPUs of other cells.
     pub borrowed_cpus: Vec<BorrowedCpu>,
+    /// Its shared regions.
+    pub regions: Vec<RegionGrant>,
 }
 
 /// CPUs and memory nodes that a cell gave a VM.
@@ -144,6 +194,9 @@ pub struct AdmitVm {
     /// vCPUs of a running VM on CPUs of other cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed_cpus: Vec<BorrowedCpu>,
+    /// The shared regions that it uses. Each is of a cell of this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub regions: Vec<RegionGrant>,
 }
 
 /// A client's request to a cell.
@@ -158,6 +211,13 @@ pub enum CellRequest {
     Leave {
         /// The VM's name.
         name: String,
+    },
+    /// Send the descriptor of a shared region of this cell to a VM that was admitted with it.
+    TakeRegion {
+        /// The VM's name.
+        vm: String,
+        /// The region's name.
+        region: String,
     },
     /// Serve a VM of this cell after the process that serves it now ends. The response comes when the VM's
     /// keeper has the cell's process waiting.
@@ -246,6 +306,16 @@ pub enum CellResponse {
     Refused {
         /// Reason and help.
         why: String,
+    },
+    /// The request can't be carried out now. The client may repeat it.
+    Later {
+        /// The reason.
+        why: String,
+    },
+    /// A shared region, whose descriptor comes with this.
+    Region {
+        /// Memory that other cells lent for it, by lender.
+        borrowed: Vec<LentMemory>,
     },
     /// The request was carried out.
     Done,
@@ -373,7 +443,7 @@ pub struct CellStatus {
     /// Whether it is cordoned: it takes no new VM.
     #[serde(default)]
     pub cordoned: bool,
-    /// Memory of its VMs, in bytes.
+    /// Memory of its VMs and of its shared regions, in bytes.
     pub given_bytes: u64,
     /// Memory that it has lent, by borrower.
     pub lent: Vec<LentMemory>,
@@ -389,6 +459,9 @@ pub struct CellStatus {
     pub vcpus: u32,
     /// The names of its VMs.
     pub vms: Vec<String>,
+    /// Shared regions of its memory that have members. Empty from a cell of the release before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub regions: Vec<RegionStatus>,
 }
 
 #[cfg(test)]
@@ -434,6 +507,7 @@ mod tests {
             }],
             vcpus: 0,
             vms: Vec::new(),
+            regions: Vec::new(),
             lent_on_request: Vec::new(),
         };
         let status = Status {

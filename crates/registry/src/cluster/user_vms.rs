@@ -56,6 +56,7 @@ impl UserVm {
             borrowed: self.borrowed.clone(),
             cells: Vec::new(),
             borrowed_cpus: Vec::new(),
+            regions: Vec::new(),
         }
     }
 }

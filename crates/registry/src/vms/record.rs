@@ -10,7 +10,7 @@ use policy::cpu::dependency::{Dependencies, Use};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::admission::Limits;
-use crate::cluster::interface::{BorrowedCpu, LentMemory};
+use crate::cluster::interface::{BorrowedCpu, LentMemory, RegionGrant};
 use crate::monitor::NameRules;
 use crate::share_group::ShareGroup;
 
@@ -80,6 +80,9 @@ pub struct Record {
     /// Its vCPUs on CPUs of other cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed_cpus: Vec<BorrowedCpu>,
+    /// Shared regions that it was granted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub regions: Vec<RegionGrant>,
     /// Its shards, the home shard first, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub span: Vec<policy::span::Part>,
@@ -141,6 +144,7 @@ impl Record {
             host_place: None,
             borrowed: Vec::new(),
             borrowed_cpus: Vec::new(),
+            regions: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),
             core_cookies: Vec::new(),
@@ -180,9 +184,11 @@ impl Record {
         uses
     }
 
-    /// Whether the VM uses CPUs, memory or devices of this cell.
+    /// Whether the VM uses CPUs, memory or devices of this cell, the memory of shared regions included.
     pub fn depends_on(&self, cell: u16) -> bool {
-        self.cell == Some(cell) || self.dependencies().has(cell)
+        self.cell == Some(cell)
+            || self.dependencies().has(cell)
+            || self.regions.iter().any(|region| region.depends_on(cell))
     }
 }
 

@@ -27,6 +27,17 @@ pub struct DiskLaunch {
     pub on_full: OnFull,
 }
 
+/// A shared region of the cluster, which several VMs map.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RegionLaunch {
+    /// Name of the region.
+    pub name: String,
+    /// Its file in memory, open for writing unless `read_only`. Its length is fixed.
+    pub file: Fd,
+    /// Whether the guest may not write.
+    pub read_only: bool,
+}
+
 /// Result of a write to a disk that finds no room on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -82,6 +82,7 @@ impl World {
             borrowed: monitor.host.borrowed.clone(),
             cells: monitor.host.cells.clone(),
             borrowed_cpus: Vec::new(),
+            regions: Vec::new(),
         });
         let lent = self.lent.get(&id.number).cloned();
         let requested = self.requested.get(&id.number).cloned().unwrap_or_default();
@@ -426,7 +427,7 @@ impl World {
                     return self.start_anew(at, "its names may be others'");
                 }
                 Action::Answer(client, answer) => self.answer(at, client, answer),
-                // Monitors serve its VMs.
+                // Monitors serve its VMs, none of which has a shared region.
                 Action::Adopt(..)
                 | Action::ReportVcpus(_)
                 | Action::ReportAdopted(_)
@@ -434,6 +435,11 @@ impl World {
                 | Action::AwaitLeft(..)
                 | Action::EndVm { .. }
                 | Action::AwaitEnd(_)
+                | Action::CreateRegion { .. }
+                | Action::SendRegion { .. }
+                | Action::SearchRegion { .. }
+                | Action::ProbeRegion { .. }
+                | Action::CloseRegion(_)
                 | Action::End => {}
             }
         }

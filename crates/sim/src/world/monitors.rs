@@ -162,6 +162,8 @@ impl World {
                 self.say(|| format!("{at} refuses {name}: {why}"));
             }
             CellResponse::Done
+            | CellResponse::Later { .. }
+            | CellResponse::Region { .. }
             | CellResponse::Status(_)
             | CellResponse::Vcpus { .. }
             | CellResponse::Protocols(_) => {}

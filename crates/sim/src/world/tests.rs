@@ -116,6 +116,7 @@ fn vm_for(cell: u16, name: &str) -> AdmitVm {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     }
 }
 

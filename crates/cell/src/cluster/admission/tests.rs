@@ -121,6 +121,7 @@ fn free_memory_of_a_cell_counts_what_it_has_lent_and_borrowed() {
         borrowed: vec![LentMemory { cell: 2, bytes: 50 }],
         vcpus: 1,
         vms: vec!["secret".to_owned()],
+        regions: Vec::new(),
         lent_on_request: Vec::new(),
         lent_cpus: Vec::new(),
     };

@@ -327,6 +327,7 @@ fn begin_part_in(
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     };
     ask_once_it_runs(files, cell, &host)
 }

@@ -25,6 +25,7 @@ fn places(record: &Record) -> Vec<RunningVm> {
         borrowed,
         cells: record.spec.cells.clone(),
         borrowed_cpus: record.borrowed_cpus.clone(),
+        regions: record.regions.clone(),
     };
     if record.span.is_empty() {
         let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.counted().0);

@@ -218,7 +218,12 @@ impl State {
             return Vec::new();
         }
         match self.borrowing.waiting.remove(&number) {
-            Some(waiting) => self.host_in_round(waiting.client, waiting.host, waiting.round + 1),
+            Some(Waiting {
+                client, host, round, ..
+            }) => match self.shared.take_waiting(client) {
+                Some((vm, region)) => self.take_region_in_round(client, vm, region, round + 1),
+                None => self.host_in_round(client, host, round + 1),
+            },
             None => Vec::new(),
         }
     }
@@ -249,6 +254,7 @@ impl State {
     pub(super) fn waits_no_more(&mut self, client: Client) {
         let waiting = &mut self.borrowing.waiting;
         waiting.retain(|_, waiting| waiting.client != client);
+        self.shared.take_waiting(client);
     }
 
     /// The cells whose reply a client's VM waits for.
@@ -464,14 +470,19 @@ impl State {
             let borrowed = vm.borrowed.iter().map(|part| part.bytes);
             borrowed.fold(vm.share.memory_bytes, u64::saturating_sub)
         });
-        lent.chain(used).fold(cell.plan.memory_bytes, u64::saturating_sub)
+        let regions = cell.regions.iter().map(|region| {
+            let borrowed = region.borrowed.iter().map(|part| part.bytes);
+            borrowed.fold(region.bytes, u64::saturating_sub)
+        });
+        lent.chain(used)
+            .chain(regions)
+            .fold(cell.plan.memory_bytes, u64::saturating_sub)
     }
 
     /// Memory that a holder has requested of this cell and does not use, as the table shows it.
     fn unused_by_table(&self, holder: u16) -> u64 {
         let of = |amounts: &Amounts| amounts.get(&holder).copied().unwrap_or(0);
-        let vms = self.vms().filter(|vm| vm.cell == holder);
-        let parts = vms.flat_map(|vm| vm.borrowed.iter());
+        let parts = self.parts_of(holder);
         let used = parts
             .filter(|part| part.cell == self.me.number)
             .map(|part| part.bytes);

@@ -129,6 +129,7 @@ impl State {
             borrowed: vm.borrowed.to_vec(),
             cells: vm.cells.to_vec(),
             borrowed_cpus: cpus,
+            regions: vm.regions.to_vec(),
         })
     }
 

@@ -7,9 +7,9 @@
 //! 2. Claims and changes that wait for the dead cell are settled, as at each death of a process
 //!    ([`State::dead`]).
 //! 3. The VMs that depend on the failed cell end: those that run in it, those with a part in it, and those
-//!    that have borrowed its memory or run a vCPU on one of its CPUs. Each survivor ends its own. The *heir*, the survivor with the lowest
-//!    number, ends those of the failed cell. No memory is scanned: the memory that a VM uses of other cells
-//!    is in its entry.
+//!    that have memory of it, borrowed or by a shared region, or a vCPU on one of its CPUs. Each survivor ends
+//!    its own. The *heir*, the survivor with the lowest number, ends those of the failed cell. No memory is
+//!    scanned: the memory that a VM uses of other cells is in its entry.
 //! 4. When the host has none of these VMs any more, the failed cell is *buried*: its VMs' names are free, and
 //!    the memory that it had borrowed is its lenders' again.
 
@@ -114,8 +114,9 @@ impl State {
     fn dependents(&self, cell: u16) -> Vec<(String, u16)> {
         let base = |name: &str| name.split(SHARD_SEPARATOR).next().unwrap_or_default().to_owned();
         let depends = self.vms().filter(|vm| {
+            let borrows = vm.borrowed.iter().any(|part| part.cell == cell);
             let has_cpu = || vm.borrowed_cpus.iter().any(|borrowed| borrowed.cell == cell);
-            vm.cell == cell || vm.borrowed.iter().any(|part| part.cell == cell) || has_cpu()
+            vm.cell == cell || borrows || has_cpu() || self.has_region_of(vm, cell)
         });
         let names: BTreeSet<String> = depends.map(|vm| base(vm.name)).collect();
         let home = |name: &String| self.vms().find(|vm| vm.name == name).map(|vm| vm.cell);

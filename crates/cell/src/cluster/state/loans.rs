@@ -4,7 +4,7 @@
 //! The count of two cells is theirs alone ([`protocol::grant`]). Each cell publishes the amounts that it has
 //! lent in the table, which all cells have.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
@@ -32,6 +32,15 @@ pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
     for vm in running {
         for part in vm.borrowed.iter().filter(|part| part.cell == home) {
             *used.entry(vm.cell).or_default() += part.bytes;
+        }
+    }
+    // Each region once, whatever the number of its members.
+    let mut regions = BTreeSet::new();
+    for region in running.iter().flat_map(|vm| &vm.regions) {
+        if regions.insert(&region.name) {
+            for part in region.borrowed.iter().filter(|part| part.cell == home) {
+                *used.entry(region.home).or_default() += part.bytes;
+            }
         }
     }
     used
@@ -178,6 +187,10 @@ impl State {
                 used += part.bytes;
             }
         }
+        for (region, bytes) in self.regions_with_memory_of(by, me) {
+            names.push(region);
+            used += bytes;
+        }
         let names = match names[..] {
             [] => "a VM that is starting".to_owned(),
             _ => names.join(", "),
@@ -244,12 +257,18 @@ impl State {
         }
     }
 
-    /// The memory that a cell has for VMs: its own and what living ones have lent it.
+    /// The memory that a cell has for VMs: its own and what living ones have lent it, without that of its
+    /// shared regions.
     pub(super) fn memory_of(&self, cell: &KnownCell<'_>) -> u64 {
         let lent: u64 = cell.lent.values().sum();
         let lenders = self.cells().filter(|lender| self.life(lender.number).is_some());
         let borrowed: u64 = lenders.filter_map(|lender| lender.lent.get(&cell.number)).sum();
-        (cell.plan.memory_bytes + borrowed).saturating_sub(lent)
+        let regions = cell.regions.iter().map(|region| region.bytes);
+        let used = regions.fold(lent, u64::saturating_add);
+        cell.plan
+            .memory_bytes
+            .saturating_add(borrowed)
+            .saturating_sub(used)
     }
 
     /// Memory that a cell holds of living lenders outside a list and that none of its VMs uses, as the table
@@ -261,9 +280,7 @@ impl State {
         });
         let unused = lenders.map(|lender| {
             let lent = lender.lent.get(&holder).copied().unwrap_or(0);
-            let vms = self.vms().filter(|vm| vm.cell == holder);
-            let parts = vms.flat_map(|vm| vm.borrowed.iter());
-            let used = parts.filter(|part| part.cell == lender.number);
+            let used = self.parts_of(holder).filter(|part| part.cell == lender.number);
             used.map(|part| part.bytes).fold(lent, u64::saturating_sub)
         });
         unused.fold(0, u64::saturating_add)

@@ -4,7 +4,7 @@ use config::cluster::CellPlan;
 use protocol::agreement::Message;
 use protocol::grant::{self, Amounts};
 use protocol::multicast::Packet;
-use registry::cluster::interface::{BorrowedCpu, LentMemory, VmShare};
+use registry::cluster::interface::{BorrowedCpu, LentMemory, RegionGrant, VmShare};
 use serde::{Deserialize, Serialize};
 
 /// Key of an entry of the table.
@@ -33,6 +33,9 @@ pub enum Value {
         /// Whether the cell takes no new VM.
         #[serde(default)]
         is_cordoned: bool,
+        /// Shared regions of its memory that have a file.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        regions: Vec<RegionEntry>,
     },
     /// Resources that a VM takes; its owner is the cell that runs it, or its home.
     Vm {
@@ -46,7 +49,21 @@ pub enum Value {
         /// Its vCPUs on CPUs of other cells.
         #[serde(default)]
         borrowed_cpus: Vec<BorrowedCpu>,
+        /// Its grants of shared regions. Those of the entry name no lenders, which are in the home's entry.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        regions: Vec<RegionGrant>,
     },
+}
+
+/// A shared region in its home's entry.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RegionEntry {
+    /// Name of the region.
+    pub name: String,
+    /// Its size, in bytes.
+    pub bytes: u64,
+    /// The part of it that is not the home's, by lender.
+    pub borrowed: Vec<LentMemory>,
 }
 
 /// A packet between cells.

@@ -4,6 +4,7 @@ use policy::memory::borrowing::allows;
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
 
+use super::regions::RegionError;
 use super::{Action, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
 /// A reason why a VM has no place, with the help.
@@ -32,6 +33,8 @@ pub(super) enum PlaceError {
         free_mib: u64,
         wanted_mib: u64,
     },
+    #[error("{0}")]
+    Region(RegionError),
     #[error("no cell has {wanted_mib} MiB for it: {refusals}; give it less, or end another VM")]
     TooLarge {
         wanted_mib: u64,
@@ -70,6 +73,9 @@ impl State {
             return self.release();
         }
         if !host.runs {
+            if let Err(why) = self.check_grants(&host) {
+                return refused(PlaceError::Region(why));
+            }
             let own_free = self.ledger.own_free();
             if host.own && host.only == Some(self.me.number) && own_free < host.share.memory_bytes {
                 let asked = self.begin_to_borrow(client, &host, round);
@@ -108,6 +114,7 @@ impl State {
             borrowed: self.place(&name).borrowed,
             cells: host.cells.clone(),
             borrowed_cpus: host.borrowed_cpus.clone(),
+            regions: host.regions.clone(),
         };
         let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
         self.claims.insert(claim, (Some(client), name, host.share));
@@ -164,7 +171,8 @@ impl State {
     /// Capacity of the live cells that a VM may depend on. In this cell, memory of other lenders is left out.
     fn rooms_for(&self, host: &AdmitVm) -> Vec<CellCapacity> {
         let mut rooms = self.rooms();
-        rooms.retain(|room| allows(&host.cells, room.cell));
+        // Hosts have no memory in common.
+        rooms.retain(|room| allows(&host.cells, room.cell) && (host.regions.is_empty() || room.is_here));
         if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
             own.free_bytes = own.free_bytes.min(self.free_for(host));
         }

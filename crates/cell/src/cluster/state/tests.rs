@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use config::cluster::RegionSpec;
 use policy::memory::borrowing::Limits;
 use registry::cluster::interface::{BorrowedCpu, LentMemory, Status};
 
@@ -14,6 +15,7 @@ mod failures;
 mod forgetting;
 mod loans;
 mod places;
+mod regions;
 
 const GIB: u64 = 1 << 30;
 
@@ -31,6 +33,10 @@ pub(in crate::cluster) struct World {
     cordoned: BTreeSet<u16>,
     /// VMs that a cell was to end.
     ended: Vec<(u16, String)>,
+    /// Shared regions of the cluster.
+    specs: Vec<RegionSpec>,
+    /// Actions of cells for their shared regions, in order.
+    region_acts: Vec<Action>,
     /// The VMs that the host's registry reports as running.
     pub(in crate::cluster) running: Vec<RunningVm>,
 }
@@ -63,6 +69,7 @@ pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     }
 }
 
@@ -95,6 +102,8 @@ impl World {
             limits: None,
             cordoned: BTreeSet::new(),
             ended: Vec::new(),
+            specs: Vec::new(),
+            region_acts: Vec::new(),
             running: Vec::new(),
         };
         (0..count).for_each(|number| world.start(id(number, 1)));
@@ -110,7 +119,8 @@ impl World {
             cell,
             State::new(cell, 1, plan(cell.number), lent, self.running.clone())
                 .with_borrowing(self.limits, requested)
-                .with_cordon(self.cordoned.contains(&cell.number)),
+                .with_cordon(self.cordoned.contains(&cell.number))
+                .with_regions(self.specs.clone()),
         );
         for other in others {
             self.act(cell, |state| state.linked(other, true));
@@ -128,6 +138,11 @@ impl World {
                 Action::Send(to, message) => self.links.push_back((at, to, message)),
                 Action::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
                 Action::EndVm { name, .. } => self.ended.push((at.number, name)),
+                act @ (Action::CreateRegion { .. }
+                | Action::SendRegion { .. }
+                | Action::SearchRegion { .. }
+                | Action::ProbeRegion { .. }
+                | Action::CloseRegion(_)) => self.region_acts.push(act),
                 Action::AwaitEnd(_)
                 | Action::AwaitLeft(..)
                 | Action::Adopt(..)
@@ -341,6 +356,7 @@ fn cell_takes_only_running_vms_before_it_has_links_to_the_others() {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     }];
     let mut state = State::new(id(0, 1), 1, plan(0), None, running);
     assert!(
@@ -388,6 +404,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     });
     let mut state = State::new(id(0, 2), 1, plan(0), None, running);
     state.handle_all_linked();

@@ -2,9 +2,9 @@
 
 use config::cluster::CellPlan;
 use protocol::grant::Amounts;
-use registry::cluster::interface::{BorrowedCpu, CellStatus, LentMemory, Status, VmShare};
+use registry::cluster::interface::{BorrowedCpu, CellStatus, LentMemory, RegionGrant, Status, VmShare};
 
-use super::{Key, State, Value};
+use super::{Key, RegionEntry, State, Value};
 
 /// Amounts by cell, in the form for clients.
 pub(super) fn list(amounts: &Amounts) -> Vec<LentMemory> {
@@ -20,9 +20,11 @@ pub(super) struct KnownCell<'a> {
     pub(super) lent: &'a Amounts,
     pub(super) lent_on_request: &'a Amounts,
     pub(super) is_cordoned: bool,
+    pub(super) regions: &'a [RegionEntry],
 }
 
 /// A VM in the table.
+#[derive(Clone, Copy)]
 pub(super) struct KnownVm<'a> {
     pub(super) name: &'a str,
     pub(super) cell: u16,
@@ -30,6 +32,7 @@ pub(super) struct KnownVm<'a> {
     pub(super) borrowed: &'a [LentMemory],
     pub(super) cells: &'a [u16],
     pub(super) borrowed_cpus: &'a [BorrowedCpu],
+    pub(super) regions: &'a [RegionGrant],
 }
 
 impl State {
@@ -44,6 +47,7 @@ impl State {
                     lent,
                     lent_on_request,
                     is_cordoned,
+                    regions,
                 },
             ) => Some(KnownCell {
                 number: *number,
@@ -52,6 +56,7 @@ impl State {
                 lent,
                 lent_on_request,
                 is_cordoned: *is_cordoned,
+                regions,
             }),
             _ => None,
         })
@@ -67,6 +72,7 @@ impl State {
                     borrowed,
                     cells,
                     borrowed_cpus,
+                    regions,
                 },
             ) => Some(KnownVm {
                 name,
@@ -75,6 +81,7 @@ impl State {
                 borrowed,
                 cells,
                 borrowed_cpus,
+                regions,
             }),
             _ => None,
         })
@@ -106,13 +113,14 @@ impl State {
                 life: self.life(cell.number),
                 failed: self.has_failed(cell.number),
                 cordoned: cell.is_cordoned,
-                given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
+                given_bytes: self.given_by(&cell),
                 lent: list(cell.lent),
                 borrowed: self.borrowed_by(cell.number),
                 lent_cpus: self.lent_cpus(cell.number),
                 vcpus: here().map(|vm| vm.share.vcpus).sum(),
                 vms: here().map(|vm| vm.name.to_owned()).collect(),
                 lent_on_request: list(cell.lent_on_request),
+                regions: self.region_status(&cell),
             }
         });
         Status {

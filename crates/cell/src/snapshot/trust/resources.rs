@@ -99,12 +99,15 @@ impl Resources {
             share_group,
             cell,
             cells,
+            // No VM with shared regions is frozen, so only a forged snapshot has them: left out below.
+            shared,
             // Refused by `grant`.
             span: _,
         } = spec;
         let mut applied = Applied::default();
         self.weigh(cpu_weight, &mut applied);
         (*resident, *paging_file, *paging_disk) = (None, None, None);
+        shared.clear();
         // A promise takes memory from others, and a weight is for paged VMs.
         if memory_min.take().is_some() {
             let why = "nothing of its memory is kept from other programs, as the snapshot's was";

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use config::cluster::{
-    BorrowingSpec, CellPlan, ClusterSpec, HostNodes, PressureSpec, SchedulingSpec, Site, UserPlan,
+    BorrowingSpec, CellPlan, ClusterSpec, HostNodes, PressureSpec, RegionSpec, SchedulingSpec, Site, UserPlan,
 };
 use hostfiles::passwd;
 use hostinfo::facts;
@@ -25,6 +25,8 @@ pub(super) struct Planned {
     pub(super) pressure: PressureSpec,
     /// Scheduler of the CPUs of the cells.
     pub(super) scheduling: SchedulingSpec,
+    /// Regions of memory that its VMs share.
+    pub(super) regions: Vec<RegionSpec>,
 }
 
 /// Returns the file's plan for this host, or the default plan without a file.
@@ -43,6 +45,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
             borrowing: BorrowingSpec::default(),
             pressure: PressureSpec::default(),
             scheduling: SchedulingSpec::default(),
+            regions: Vec::new(),
         });
     };
     let (spec, name, text) = read(file)?;
@@ -60,6 +63,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
         borrowing: spec.borrowing.clone().unwrap_or_default(),
         pressure: spec.pressure.clone().unwrap_or_default(),
         scheduling: spec.scheduling.clone().unwrap_or_default(),
+        regions: spec.shared.clone(),
         site,
     })
 }

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use cell::cluster::hosts::Hosts;
-use config::cluster::UserPlan;
+use config::cluster::{RegionAccess, UserPlan};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellStatus, LentCpu, LentMemory, Status};
+use registry::cluster::interface::{CellStatus, LentCpu, LentMemory, RegionStatus, Status};
 use registry::vms::{Record, Registry};
 
 use super::cells::no_cluster;
@@ -98,6 +98,36 @@ pub(super) fn print(status: &Status, users: &[UserPlan]) {
             println!("{}", lent_cpu_line(cell, lent));
         }
     }
+    for cell in &status.cells {
+        for region in &cell.regions {
+            println!("{}", region_line(cell, region));
+        }
+    }
+}
+
+/// A shared region: its memory, and what its members may do.
+fn region_line(cell: &CellStatus, region: &RegionStatus) -> String {
+    let members: Vec<String> = region
+        .members
+        .iter()
+        .map(|member| {
+            let may = match member.access {
+                RegionAccess::Read => "reads",
+                RegionAccess::Write => "writes",
+            };
+            format!("{} {may} in cell {}", member.vm, member.cell)
+        })
+        .collect();
+    let members = match members[..] {
+        [] => "its last member ends".to_owned(),
+        _ => members.join(", "),
+    };
+    format!(
+        "cell {} shares region {}, {}M: {members}",
+        cell.plan.number,
+        region.name,
+        region.bytes >> 20
+    )
 }
 
 /// A loan: how much of it the borrower requested by itself, and how much a command lent.
@@ -192,6 +222,7 @@ mod tests {
                 vcpus: 0,
                 vms: Vec::new(),
                 lent_cpus: Vec::new(),
+                regions: Vec::new(),
             };
             loan_line(&cell, loan(8))
         };

@@ -128,7 +128,8 @@ proptest! {
 
     #[test]
     fn stalls_alone_take_nothing_from_vms_of_a_host_with_free_memory(
-        vms in btree_map(any::<u8>(), any_vm(), 1..8), more in any::<u64>(), stalled_centipercent: u32,
+        vms in btree_map(any::<u8>(), any_vm(), 1..8), more in prop_oneof![0..MARKS.high, any::<u64>()],
+        stalled_centipercent: u32,
     ) {
         let host = HostPages {
             stalled_centipercent,

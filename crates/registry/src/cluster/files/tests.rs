@@ -178,6 +178,22 @@ fn low_water_of_memory_is_recorded_for_the_cells() {
 }
 
 #[test]
+fn shared_regions_are_those_of_the_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = Files::at(directory.path());
+    assert_eq!(files.regions().unwrap(), []);
+    let region = RegionSpec {
+        name: "table".to_owned(),
+        size: config::Size(64 << 20),
+        cell: 1,
+        readers: Vec::new(),
+        writers: vec!["db-*".to_owned()],
+    };
+    files.set_regions(std::slice::from_ref(&region)).unwrap();
+    assert_eq!(files.regions().unwrap(), [region]);
+}
+
+#[test]
 fn linux_divides_the_cpus_unless_the_record_says_otherwise() {
     let directory = tempfile::tempdir().unwrap();
     let files = Files::at(directory.path());

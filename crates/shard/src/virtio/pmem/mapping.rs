@@ -21,8 +21,11 @@ pub enum Writes {
     Kept,
     /// Writes are visible to the VM but do not reach the file.
     Private,
-    /// Writes have no effect.
+    /// Writes of the vCPUs have no effect.
     Refused,
+    /// Nothing in this process can write: the file is open for reading, and mapped shared and read-only.
+    /// Other processes may write it, and the VM sees their writes.
+    ReadOnly,
 }
 
 /// Parameters of KVM's memory slot.
@@ -65,13 +68,17 @@ pub fn region_bytes(file_bytes: u64) -> Option<u64> {
 /// Maps `file` for the guest address `guest`. Memory past the file's last page is plain zero memory.
 ///
 /// Where writes are refused, the vCPUs can't write. A driver that has another device write here changes this
-/// VM's private copy, as a read-only mapping would end the process.
+/// VM's private copy, as a read-only mapping would end the process. So a region that is mapped read-only
+/// must not be joined to the memory of devices ([`PmemRegion::join`]).
 ///
 /// The mapping is never removed: KVM refers to it as long as the VM exists, which is until the process ends.
 pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
     let file_bytes = file.metadata()?.len();
     let bytes = region_bytes(file_bytes).ok_or_else(|| io::Error::other("the file is too large"))?;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let protection = match writes {
+        Writes::ReadOnly => libc::PROT_READ,
+        Writes::Kept | Writes::Private | Writes::Refused => libc::PROT_READ | libc::PROT_WRITE,
+    };
     let length = usize::try_from(bytes + ALIGN).map_err(io::Error::other)?;
     let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping where the kernel likes; nothing else is touched.
@@ -83,10 +90,9 @@ pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
     let host = (start as u64).next_multiple_of(ALIGN);
     let mapped = file_bytes.next_multiple_of(PAGE_BYTES);
     if mapped > 0 {
-        let sharing = if writes == Writes::Kept {
-            libc::MAP_SHARED
-        } else {
-            libc::MAP_PRIVATE | libc::MAP_NORESERVE
+        let sharing = match writes {
+            Writes::Kept | Writes::ReadOnly => libc::MAP_SHARED,
+            Writes::Private | Writes::Refused => libc::MAP_PRIVATE | libc::MAP_NORESERVE,
         };
         // SAFETY: replaces a part of the mapping just made, to which no reference exists yet.
         let result = unsafe {
@@ -107,6 +113,6 @@ pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
         guest,
         bytes,
         host,
-        read_only: writes == Writes::Refused,
+        read_only: matches!(writes, Writes::Refused | Writes::ReadOnly),
     })
 }

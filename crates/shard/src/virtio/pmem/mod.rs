@@ -3,8 +3,9 @@
 //! A file that keeps the guest's writes is mapped shared and synced when the driver flushes. Another file is
 //! mapped privately: every VM shares the host's page cache until it writes, and its writes are lost when it
 //! ends. A read-only region's memory slot refuses writes. Virtio can't report this to the driver, so that a
-//! guest that writes finds nothing changed. The machine passes the region ([`Pmem::region`]) to KVM in a slot
-//! of its own.
+//! guest that writes finds nothing changed. A shared region that a VM only reads is mapped shared and
+//! read-only ([`Writes::ReadOnly`]). The machine passes the region ([`Pmem::region`]) to KVM in a slot of its
+//! own.
 
 mod device;
 mod handler;

@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -157,4 +158,43 @@ fn words_of_the_wrong_direction_or_length_request_a_reset() {
         queue.offer(0);
         assert!(signals.failure().contains("too short"), "{what:?} {answer:?}");
     }
+}
+
+#[test]
+fn region_for_reading_is_mapped_shared_without_write_access() {
+    let file = std::fs::File::from(
+        nix::sys::memfd::memfd_create(c"region", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap(),
+    );
+    file.set_len(2 << 20).unwrap();
+    let reader = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    let region = super::mapping::map(&reader, 4 << 30, Writes::ReadOnly).unwrap();
+    assert!(region.read_only && region.bytes == 2 << 20);
+    file.write_all_at(b"later", 4096).unwrap();
+    // SAFETY: the mapping has 2 MiB and is never removed; no reference to it is kept.
+    let seen = unsafe { std::ptr::read_volatile((region.host + 4096) as *const [u8; 5]) };
+    assert_eq!(seen, *b"later", "the mapping is a private copy");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps
+        .lines()
+        .find(|line| line.starts_with(&format!("{:x}-", region.host)));
+    let line = line.expect("the mapping");
+    assert_eq!(line.split_whitespace().nth(1), Some("r--s"), "{line}");
+    // A private mapping would take pages of this process for each write.
+    let made_writable = mprotect(region.host, 2 << 20);
+    assert_eq!(made_writable, Some(libc::EACCES), "the shard makes it writable");
+}
+
+/// Requests write access to a mapping; returns the error.
+fn mprotect(start: u64, bytes: usize) -> Option<i32> {
+    // SAFETY: the range is a mapping of this test's, to which no reference exists.
+    let result = unsafe {
+        libc::mprotect(
+            start as *mut libc::c_void,
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+        )
+    };
+    (result != 0)
+        .then(|| std::io::Error::last_os_error().raw_os_error())
+        .flatten()
 }

@@ -43,6 +43,7 @@ fn ask_for_place(world: &mut World) {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     };
     world.ask_for_place(SOURCE, host);
 }

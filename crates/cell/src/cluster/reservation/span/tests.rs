@@ -395,6 +395,7 @@ fn running(name: &str, cell: u16) -> RunningVm {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     }
 }
 

@@ -347,6 +347,7 @@ fn loan_on_request_outlives_both_cells_and_ends_with_its_vm() {
             borrowed: place.borrowed.clone(),
             cells: Vec::new(),
             borrowed_cpus: Vec::new(),
+            regions: Vec::new(),
         }];
         dead.iter().for_each(|number| world.die(id(*number, 1)));
         dead.iter().for_each(|number| world.start(id(*number, 2)));

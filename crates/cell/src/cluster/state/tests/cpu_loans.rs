@@ -140,6 +140,7 @@ fn both_processes_may_die_and_the_next_ones_know_the_use() {
         borrowed: Vec::new(),
         cells: Vec::new(),
         borrowed_cpus: vec![borrowed(1, 1, 3)],
+        regions: Vec::new(),
     };
     for deaths in [&[0_u16][..], &[1], &[0, 1], &[1, 0], &[0, 1, 2]] {
         let mut world = World::lent();

@@ -152,6 +152,7 @@ fn a_loan_and_its_vm_outlive_both_cells() {
             borrowed: place.borrowed.clone(),
             cells: Vec::new(),
             borrowed_cpus: Vec::new(),
+            regions: Vec::new(),
         }];
         dead.iter().for_each(|number| world.die(id(*number, 1)));
         dead.iter().for_each(|number| world.start(id(*number, 2)));
@@ -196,6 +197,7 @@ fn memory_that_vms_use_of_other_cells_is_lent_by_a_new_cluster() {
         borrowed: vec![part(0, 176)],
         cells: Vec::new(),
         borrowed_cpus: Vec::new(),
+        regions: Vec::new(),
     }];
     (0..2).for_each(|number| world.start(id(number, 1)));
     world.lent_mib(176);

@@ -1,0 +1,263 @@
+//! Memory that VMs of two cells share. Each guest writes a letter to the region, and prints what it reads
+//! there.
+
+use std::fs;
+
+use guest_tests::halting::{halting_guest, region_guest};
+use guest_tests::{Scratch, host, wait};
+use serde_json::{Value, json};
+
+use super::{Cells, SOON, allowed_cpus};
+
+const MIB: u64 = 1 << 20;
+/// The region, of cell 0: VMs whose names begin with `w` write it, those with `r` read it.
+const REGION: &str =
+    "[[shared]]\nname = \"table\"\nsize = \"64M\"\ncell = 0\nreaders = [\"r*\"]\nwriters = [\"w*\"]\n";
+
+/// Two cells of 192 MiB, and the region.
+#[track_caller]
+fn cells_up(test: &str) -> Cells {
+    let cells = allowed_cpus().map(|cpu| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"192M\"\n"));
+    let cells: Vec<String> = cells.take(2).collect();
+    assert_eq!(cells.len(), 2, "two cells need two CPUs");
+    let text = format!("{}[borrowing]\nautomatic = false\n{REGION}", cells.concat());
+    Cells::up_of(Scratch::new(test), &text, &halting_guest())
+}
+
+/// Writes the file of a VM of 64 MiB that writes this letter.
+fn file(cells: &Cells, name: &str, letter: u8, cell: u16, shared: &str) -> String {
+    let kernel = cells.scratch.write(&format!("{name}.elf"), region_guest(letter));
+    let text = format!(
+        "name = \"{name}\"\nmemory = \"64M\"\nnets = []\ncell = {cell}\n\
+         kernel = {{ path = {kernel:?} }}\n{shared}"
+    );
+    let path = cells.scratch.write(&format!("{name}.toml"), text);
+    path.into_os_string().into_string().expect("UTF-8")
+}
+
+const WRITES: &str = "[[shared]]\nname = \"table\"\n";
+const READS: &str = "[[shared]]\nname = \"table\"\nread_only = true\n";
+
+#[track_caller]
+fn run(cells: &Cells, name: &str, letter: u8, cell: u16, shared: &str) {
+    cells
+        .call(["run", "-d", &file(cells, name, letter, cell, shared)])
+        .ok();
+}
+
+#[track_caller]
+fn refusal(cells: &Cells, file: &str) -> String {
+    cells.call(["run", "-d", file]).run().expect(1).errors()
+}
+
+/// Waits until a guest prints this letter.
+#[track_caller]
+fn wait_printed(cells: &Cells, name: &str, letter: char) {
+    wait::until(&format!("the letter {letter} of {name}"), SOON, || {
+        cells
+            .call(["logs", name])
+            .run()
+            .text()
+            .contains(letter)
+            .then_some(())
+    });
+}
+
+/// Waits until cell 0 has given so many MiB, and has no region.
+#[track_caller]
+fn wait_freed(cells: &Cells, given_mib: u64) {
+    wait::until("the end of the region", SOON, || {
+        let home = &cells.status()[0];
+        (home["regions"].is_null() && home["given_bytes"] == given_mib * MIB).then_some(())
+    });
+}
+
+#[track_caller]
+fn pid(cells: &Cells, name: &str, key: &str) -> u32 {
+    let vm = cells.inspect(name).expect("the VM runs");
+    super::as_pid(&vm[key]).unwrap_or_else(|| panic!("no {key} in {vm:#}"))
+}
+
+/// The access modes by which a process has the region open, and the permissions of its mappings.
+fn access(pid: u32) -> (Vec<u32>, Vec<String>) {
+    let fds = fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("a process")
+        .flatten();
+    let fds = fds.filter(|fd| {
+        fs::read_link(fd.path()).is_ok_and(|link| link.to_string_lossy().contains("shared-region"))
+    });
+    let mode = |fd: fs::DirEntry| {
+        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", fd.file_name().to_string_lossy()));
+        let info = info.expect("a descriptor");
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        u32::from_str_radix(flags.expect("flags").trim(), 8).expect("octal") & 3
+    };
+    let modes = fds.map(mode).collect();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("a process");
+    let maps = maps.lines().filter(|line| line.contains("shared-region"));
+    let permissions = maps.filter_map(|line| line.split_whitespace().nth(1).map(str::to_owned));
+    (modes, permissions.collect())
+}
+
+#[test]
+fn members_of_two_cells_see_one_memory_that_readers_cannot_write() {
+    let cells = cells_up("regions");
+    run(&cells, "w1", b'W', 0, WRITES);
+    wait_printed(&cells, "w1", 'W');
+    run(&cells, "r1", b'X', 1, READS);
+    wait_printed(&cells, "r1", 'W');
+
+    // Nothing of the reader's can write: neither the guest, nor the shard, nor a copy of its descriptor.
+    let (modes, permissions) = access(pid(&cells, "r1", "shard_pid"));
+    assert!(modes.iter().all(|mode| *mode == 0), "{modes:?}");
+    assert_eq!(permissions, ["r--s"]);
+    let (modes, _) = access(pid(&cells, "r1", "keeper_pid"));
+    assert!(
+        !modes.is_empty() && modes.iter().all(|mode| *mode == 0),
+        "{modes:?}"
+    );
+
+    let status = cells.status();
+    let members = json!([
+        { "vm": "r1", "cell": 1, "access": "read" },
+        { "vm": "w1", "cell": 0, "access": "write" },
+    ]);
+    let region = &status[0]["regions"][0];
+    assert_eq!(region["members"], members, "{status:?}");
+    assert_eq!(region["bytes"], 64 * MIB);
+    assert_eq!(
+        [&status[0], &status[1]].map(|cell| cell["given_bytes"].as_u64()),
+        [Some(128 * MIB), Some(64 * MIB)]
+    );
+    let shown = cells.call(["cluster", "status"]).ok().text();
+    let line = "cell 0 shares region table, 64M: r1 reads in cell 1, w1 writes in cell 0";
+    assert!(shown.contains(line), "{shown}");
+    let grant = &cells.inspect("r1").expect("it runs")["regions"][0];
+    assert_eq!(
+        (&grant["name"], &grant["home"], &grant["access"]),
+        (&Value::from("table"), &Value::from(0), &Value::from("read"))
+    );
+
+    let clone = cells.call(["clone", "w1"]).run().expect(1).errors();
+    assert!(clone.contains("it has the shared region table"), "{clone}");
+    let snapshot = cells.scratch.join("snapshot");
+    let snapshot = snapshot.to_str().expect("UTF-8");
+    let snapshot = cells.call(["snapshot", "w1", snapshot]).run().expect(1).errors();
+    assert!(snapshot.contains("it has the shared region table"), "{snapshot}");
+
+    // A member's death leaves the region to the others, and a later member finds it.
+    host::kill9(pid(&cells, "w1", "shard_pid"));
+    wait::until("the end of w1", SOON, || {
+        cells.inspect("w1").is_none().then_some(())
+    });
+    run(&cells, "w2", b'V', 1, WRITES);
+    wait_printed(&cells, "r1", 'V');
+    let printed = cells.call(["logs", "r1"]).ok().text();
+    assert!(!printed.contains('X'), "the reader has written: {printed}");
+    cells.call(["kill", "w2"]).ok();
+    assert_eq!(
+        cells.status()[0]["given_bytes"],
+        64 * MIB,
+        "the reader still has it"
+    );
+    cells.call(["kill", "r1"]).ok();
+    wait_freed(&cells, 0);
+}
+
+#[test]
+fn vm_that_may_not_have_a_region_is_refused_with_the_reason() {
+    let cells = cells_up("strangers");
+    let of = |name: &str, shared: &str| refusal(&cells, &file(&cells, name, b'X', 1, shared));
+    let reader = of("r1", WRITES);
+    assert!(
+        reader.contains("VM r1 may not write shared region table; add it to `writers`"),
+        "{reader}"
+    );
+    let stranger = of("stranger", READS);
+    assert!(
+        stranger.contains("VM stranger may not read shared region table"),
+        "{stranger}"
+    );
+    let unknown = of("w1", "[[shared]]\nname = \"tables\"\n");
+    assert!(
+        unknown.contains("no shared region tables; it has table"),
+        "{unknown}"
+    );
+    let away = refusal(
+        &cells,
+        &file(&cells, "w1", b'X', 1, &format!("cells = [1]\n{WRITES}")),
+    );
+    assert!(away.contains("add 0 to `cells`"), "{away}");
+    for name in ["r1", "stranger", "w1"] {
+        assert!(cells.inspect(name).is_none(), "{name} has left something");
+    }
+    // No room: VMs have all but 32 MiB of the home.
+    let large = cells.vm_file("large", "memory = \"160M\"\ncell = 0\n", None);
+    cells.call(["run", "-d", &large]).ok();
+    let no_room = of("w1", WRITES);
+    assert!(
+        no_room.contains("cell 0 has 32 MiB for shared region table of 64 MiB"),
+        "{no_room}"
+    );
+    cells.call(["kill", "large"]).ok();
+    wait_freed(&cells, 0);
+    cells.call(["cluster", "down"]).ok();
+    let alone = of("w1", "").replace("cell 1", "");
+    assert!(alone.contains("no cluster is up"), "{alone}");
+    let kernel = cells.scratch.join("w1.elf");
+    let text =
+        format!("name = \"w1\"\nmemory = \"64M\"\nnets = []\nkernel = {{ path = {kernel:?} }}\n{WRITES}");
+    let path = cells.scratch.write("alone.toml", text);
+    let alone = refusal(&cells, path.to_str().expect("UTF-8"));
+    assert!(
+        alone.contains("the VM has the shared region table, and no cluster is up here"),
+        "{alone}"
+    );
+}
+
+#[test]
+fn content_outlives_the_homes_process_and_its_failure_ends_the_members() {
+    let cells = cells_up("homes");
+    run(&cells, "w1", b'W', 1, WRITES);
+    wait_printed(&cells, "w1", 'W');
+    // The next process of the home has the file from a member.
+    let [_, process] = cells.processes(0);
+    host::kill9(process);
+    wait::until("the next process of cell 0", SOON, || {
+        (cells.processes(0)[1] != process).then_some(())
+    });
+    run(&cells, "r1", b'X', 1, READS);
+    wait_printed(&cells, "r1", 'W');
+    let region = &cells.status()[0]["regions"][0];
+    assert_eq!(region["members"].as_array().map(Vec::len), Some(2), "{region}");
+    assert_eq!(cells.status()[0]["given_bytes"], 64 * MIB, "counted once");
+
+    // Its last members end while the home is down. Afterwards a region begins anew.
+    let [guard, process] = cells.processes(0);
+    host::stop(guard);
+    host::kill9(process);
+    for name in ["w1", "r1"] {
+        cells.call(["kill", name]).ok();
+    }
+    host::go_on(guard);
+    wait::until("the next process of cell 0", SOON, || {
+        (cells.processes(0)[1] != process).then_some(())
+    });
+    wait_freed(&cells, 0);
+    run(&cells, "r2", b'X', 1, READS);
+    wait::until("a first byte of r2", SOON, || {
+        (!cells.call(["logs", "r2"]).run().text().is_empty()).then_some(())
+    });
+    let printed = cells.call(["logs", "r2"]).ok().text();
+    assert!(!printed.contains('W'), "the former content: {printed}");
+
+    // r2 runs in cell 1 and has memory of cell 0.
+    run(&cells, "w2", b'V', 1, WRITES);
+    wait_printed(&cells, "r2", 'V');
+    cells.call(["cluster", "fail", "0"]).ok();
+    for name in ["r2", "w2"] {
+        assert!(cells.inspect(name).is_none(), "{name} runs without its memory");
+    }
+    let failed = refusal(&cells, &file(&cells, "w3", b'U', 1, WRITES));
+    assert!(failed.contains("cell 0, which has failed"), "{failed}");
+}
