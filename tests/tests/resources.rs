@@ -1,8 +1,8 @@
 //! Risk: a killed keeper or a failed cell leaves a part of a VM behind, or takes resources of a running VM.
 //!
 //! Each test is an entry of the table in `docs/design/owners.md` ("Resources and events"), or a column of
-//! entries. The guests halt at once, but for those that use memory (`promises`); cells, keepers and shards are
-//! real, but for shards that lie (`lies`). Each test has a runtime directory of its own.
+//! entries. The guests halt at once, but for those that use memory (`promises`); cells, keepers and shards
+//! are real, but for shards that lie (`lies`). Each test has a runtime directory of its own.
 
 #[path = "resources/cpu_moves.rs"]
 mod cpu_moves;

@@ -39,7 +39,8 @@ pub(crate) struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// A watch of the memory of these NUMA nodes, or of any, with this low water, or one by the host's memory.
+    /// A watch of the memory of these NUMA nodes, or of any, with this low water, or one by the host's
+    /// memory.
     pub(crate) fn new(low_water: Option<Size>, nodes: Vec<u32>) -> Self {
         Self {
             low_water,

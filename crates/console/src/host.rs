@@ -43,7 +43,7 @@ pub struct Moved {
     /// Pause of the vCPU, in microseconds; absent for a move to a CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub still_us: Option<u64>,
-    /// What keeps it on the CPU to which it moved: `pin`, `driver`, or a `loan` of another cell.
+    /// Means that keep it on the CPU to which it moved: `pin`, `driver`, or a `loan` of another cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<&'static str>,
     /// Cell on which the VM depends from now on.

@@ -3,8 +3,8 @@
 //!
 //! A process in a control group with a limit of memory (a container, a service) has what that group has left,
 //! if it is less. A cell whose memory is that of some nodes has what these have left: memory that is bound to
-//! nodes comes from no other. Pools of huge pages are no memory that becomes short: their pages count as neither total nor
-//! available.
+//! nodes comes from no other. Pools of huge pages are no memory that becomes short: their pages count as
+//! neither total nor available.
 
 use std::fs;
 use std::io;

@@ -157,8 +157,8 @@ mod tests {
         };
         assert_eq!(
             line(&lent),
-            "vCPU 1 of web runs on CPU 3 of cell 1; another cell lends it; web ends with cell 1 from now on; web \
-             does not depend on cell 2 any more; its pin to CPUs 0-1 is dropped"
+            "vCPU 1 of web runs on CPU 3 of cell 1; another cell lends it; web ends with cell 1 from now on; \
+             web does not depend on cell 2 any more; its pin to CPUs 0-1 is dropped"
         );
     }
 }

@@ -152,7 +152,7 @@ pub enum Answer {
 /// Outcome of a [`Request::Place`].
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
-    /// What keeps the vCPU on the CPU.
+    /// Means that keep the vCPU on the CPU.
     pub by: PlacedBy,
     /// The cell of the CPU, if that is another than the VM's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -168,7 +168,7 @@ pub struct Placement {
     pub dropped_pin: Option<Vec<usize>>,
 }
 
-/// What keeps a vCPU on the CPU to which it was moved.
+/// Means that keep a vCPU on the CPU to which it was moved.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacedBy {

@@ -105,7 +105,7 @@ impl Cells {
         });
     }
 
-    /// What record, list of vCPUs and table of the cells say of the vCPU of the VM: the cell that it is in.
+    /// The cell of the VM's vCPU by its record, by the list of vCPUs and by the table of the cells.
     #[track_caller]
     fn cell_of_vcpu(&self, cpu: usize) -> u64 {
         let vm = self.inspect(NAME).expect("it runs");
@@ -206,8 +206,8 @@ fn vcpu_runs_on_another_cells_cpu_by_command_and_its_vm_depends_on_that_cell_unt
         assert_eq!(cells.cell_of_vcpu(other), 0);
         let said = cells.move_to(0, other).ok().text();
         let expected = format!(
-            "vCPU 0 of {NAME} runs on CPU {other} of cell 1; another cell lends it; {NAME} ends with cell 1 from \
-             now on\n"
+            "vCPU 0 of {NAME} runs on CPU {other} of cell 1; another cell lends it; {NAME} ends with cell 1 \
+             from now on\n"
         );
         assert_eq!(said, expected);
         cells.expect_on(0, other);

@@ -241,7 +241,7 @@ fn vms_that_want_more_than_the_host_has_share_it_by_weight_and_nothing_is_killed
             number(&paging, "/resident_bytes") + number(&paging, "/second_chance_bytes")
         })
         .sum();
-    // What they have and what is left is 560 MiB; 150 MiB are below the low water.
+    // The VMs and this program have 560 MiB together; 150 MiB are below the low water.
     let ballast = take_memory((560 * MIB).saturating_sub(in_memory).max(150 * MIB));
     wait::until("limits by weight", SHORT_LIMIT, || {
         // The heavy one first: limits fall.

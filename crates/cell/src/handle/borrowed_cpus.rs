@@ -130,8 +130,8 @@ impl VmHandle {
         match borrowed.flatten() {
             None => Ok(()),
             Some(BorrowedCpu { cell, cpu, .. }) => Err(io::Error::other(format!(
-                "vCPU {vcpu} runs on CPU {cpu} of cell {cell}; help: `mirrorball move` it to a CPU of the VM's \
-                 own cell first"
+                "vCPU {vcpu} runs on CPU {cpu} of cell {cell}; help: `mirrorball move` it to a CPU of the \
+                 VM's own cell first"
             ))),
         }
     }

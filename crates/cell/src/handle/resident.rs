@@ -122,7 +122,7 @@ impl VmHandle {
         Ok(())
     }
 
-    /// What the VM is promised of the host's memory, and what holds it; none for a VM without a promise of
+    /// The VM's promise of the host's memory, and the means that keep it; none for a VM without a promise of
     /// its own, and without paging.
     pub(super) fn promise_status(&self) -> Option<Value> {
         let spec = self.recorder().read(|record| record.spec.clone())?;

@@ -38,12 +38,12 @@ impl Outcome {
 fn reason(refusal: Refusal, vcpu: u8, cpu: usize) -> String {
     match refusal {
         Refusal::SameVm => format!(
-            "CPU {cpu} has another vCPU of the VM, and no two of a VM share one; help: move that one first, or \
-             name another CPU"
+            "CPU {cpu} has another vCPU of the VM, and no two of a VM share one; help: move that one first, \
+             or name another CPU"
         ),
         Refusal::NotAllowed => format!(
-            "vCPU {vcpu} is pinned to other CPUs than {cpu}; help: `mirrorball update VM --pin {vcpu}=all` ends \
-             the pin"
+            "vCPU {vcpu} is pinned to other CPUs than {cpu}; help: `mirrorball update VM --pin {vcpu}=all` \
+             ends the pin"
         ),
         Refusal::NoRoom => {
             format!("CPU {cpu} has gone, or has as many vCPUs as it can; help: name another CPU")

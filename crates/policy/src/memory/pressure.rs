@@ -15,9 +15,10 @@
 //! Several processes watch one host: cells, and the monitors of single VMs. Each removes only its part of the
 //! shortage: the part of the host's shared memory, which holds all guests, that its own VMs have.
 //!
-//! What a VM has in memory is measured from outside, but a shard that a guest controls may keep pages that it
-//! should write. So a VM counts with at most its last ordered limit, and memory that is late to leave stops
-//! counting as leaving after [`GRACE_ROUNDS`]: such a VM neither takes trims from others nor keeps them low.
+//! The resident pages of a VM are measured from outside, but a shard that a guest controls may keep pages
+//! that it should write. So a VM counts with at most its last ordered limit, and memory that is late to leave
+//! stops counting as leaving after [`GRACE_ROUNDS`]: such a VM neither takes trims from others nor keeps them
+//! low.
 
 use std::collections::BTreeMap;
 

@@ -7,9 +7,9 @@
 //! 2. Claims and changes that wait for the dead cell are settled, as at each death of a process
 //!    ([`State::dead`]).
 //! 3. The VMs that depend on the failed cell end: those that run in it, those with a part in it, and those
-//!    that have memory of it, borrowed or by a shared region, or a vCPU on one of its CPUs. Each survivor ends
-//!    its own. The *heir*, the survivor with the lowest number, ends those of the failed cell. No memory is
-//!    scanned: the memory that a VM uses of other cells is in its entry.
+//!    that have memory of it, borrowed or by a shared region, or a vCPU on one of its CPUs. Each survivor
+//!    ends its own. The *heir*, the survivor with the lowest number, ends those of the failed cell. No memory
+//!    is scanned: the memory that a VM uses of other cells is in its entry.
 //! 4. When the host has none of these VMs any more, the failed cell is *buried*: its VMs' names are free, and
 //!    the memory that it had borrowed is its lenders' again.
 

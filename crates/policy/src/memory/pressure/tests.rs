@@ -69,7 +69,7 @@ fn freed(vms: &BTreeMap<u8, PagedVm>, limits: &BTreeMap<u8, u64>) -> u64 {
 }
 
 proptest! {
-    /// Whatever a host and shards report, in any order.
+    /// With all reports of a host and of shards, in any order.
     #[test]
     fn limit_is_never_below_the_promise_nor_above_the_users_limit(
         rounds in vec((any_host(), any::<u64>(), btree_map(0..6_u8, any_vm(), 0..6)), 1..20),
@@ -113,8 +113,11 @@ proptest! {
         let limits = Pressure::default().round(host(available), MARKS, &vms);
         prop_assert!(limits[&0] <= limits[&1]);
         // Fairness: no VM is above its promise and above the level of one that was trimmed.
-        let level = |vm: &PagedVm, limit: u64| u128::from(limit) * u128::from(WEIGHT_MAX) / u128::from(vm.weight);
-        for (trimmed, limit) in vms.iter().map(|(key, vm)| (vm, limits[key])).filter(|(vm, limit)| *limit < vm.limit) {
+        let level = |vm: &PagedVm, limit: u64| {
+            u128::from(limit) * u128::from(WEIGHT_MAX) / u128::from(vm.weight)
+        };
+        let all = vms.iter().map(|(key, vm)| (vm, limits[key]));
+        for (trimmed, limit) in all.filter(|(vm, limit)| *limit < vm.limit) {
             for (key, other) in &vms {
                 let slack = u128::from(WEIGHT_MAX / trimmed.weight + 1);
                 prop_assert!(
