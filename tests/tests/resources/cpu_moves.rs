@@ -204,14 +204,18 @@ fn vcpu_runs_on_another_cells_cpu_by_command_and_its_vm_depends_on_that_cell_unt
         let (cells, [own, other]) = cells_of_a_cpu(test, table);
         cells.start("");
         assert_eq!(cells.cell_of_vcpu(other), 0);
+        cells.call(["update", NAME, "--pin", &format!("0={own}")]).ok();
         let said = cells.move_to(0, other).ok().text();
         let expected = format!(
             "vCPU 0 of {NAME} runs on CPU {other} of cell 1; another cell lends it; {NAME} ends with cell 1 \
-             from now on\n"
+             from now on; its pin to CPUs {own} is dropped
+"
         );
         assert_eq!(said, expected);
         cells.expect_on(0, other);
         assert_eq!(cells.cell_of_vcpu(other), 1);
+        let vm = cells.inspect(NAME).expect("it runs");
+        assert_eq!(vm["pins"], Value::Null, "{vm}");
         let shown = cells.call(["cluster", "status"]).ok().text();
         let line = format!("cell 1 runs vCPU 0 of {NAME}, a VM of cell 0, on CPU {other}");
         assert!(shown.contains(&line), "{shown}");

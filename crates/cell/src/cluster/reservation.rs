@@ -17,9 +17,8 @@ use registry::cluster::admission::{self, Limits, Reply};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{
-    AdmitVm, BorrowedCpu, CellResponse, LentMemory, RegionGrant, VmPlacement, VmShare, owned_name,
+    AdmitVm, CellResponse, LentMemory, RegionGrant, VmPlacement, VmShare, owned_name,
 };
-use registry::vms::{self, Registry};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 
@@ -519,11 +518,7 @@ impl Reconnector {
     }
 
     fn come_back(&self) -> Option<Connection> {
-        let host = AdmitVm {
-            borrowed_cpus: self.borrowed_cpus(),
-            ..self.host.clone()
-        };
-        let (connection, answer) = self.authority.ask(self.cell, &host).ok()?;
+        let (connection, answer) = self.authority.ask_again(self.cell, &self.host).ok()?;
         let stream = connection.stream().ok()?;
         let mut held = lock(&self.held);
         if held.over || !matches!(answer, CellResponse::Hosted(_)) {
@@ -532,15 +527,6 @@ impl Reconnector {
         held.stream = Some(stream);
         held.away = None;
         Some(connection)
-    }
-}
-
-impl Reconnector {
-    /// The VM's vCPUs on CPUs of other cells, by its record: a cell that lost the VM's entry makes another.
-    fn borrowed_cpus(&self) -> Vec<BorrowedCpu> {
-        let folder = Registry::open().and_then(|registry| registry.folder_of(&self.host.name));
-        let record = folder.and_then(|folder| vms::read(&folder));
-        record.map_or_else(|_| Vec::new(), |record| record.borrowed_cpus)
     }
 }
 

@@ -55,7 +55,7 @@ impl VmHandle {
         let borrowed = BorrowedCpu { vcpu, cell, cpu };
         let cpus = with(&before.borrowed_cpus, borrowed);
         let (began, _) = before.dependencies().move_vcpu(own, cell);
-        self.set_borrowed_cpus(&cpus)?;
+        let dropped_pin = self.record_loan(&cpus, borrowed)?;
         fault_point!(cpu_recorded);
         let moved = self.announce(&before.name, own, &cpus).and_then(|()| {
             fault_point!(cpu_announced);
@@ -67,7 +67,6 @@ impl VmHandle {
             return Err(error);
         }
         fault_point!(cpu_reached);
-        let dropped_pin = self.drop_pin_of(borrowed);
         Ok(Placement {
             by: PlacedBy::Loan,
             cell: Some(cell),
@@ -99,7 +98,8 @@ impl VmHandle {
             .copied()
             .filter(|cpu| cpu.vcpu != vcpu)
             .collect();
-        self.set_borrowed_cpus(&cpus)?;
+        self.recorder()
+            .try_change(|record| record.borrowed_cpus = cpus.clone())?;
         fault_point!(cpu_returned);
         self.announce(&record.name, own, &cpus)?;
         self.report_change(VmChange::Updated);
@@ -172,14 +172,13 @@ impl VmHandle {
         };
         // The error of the move is of more use than one of these. The record counts: the next process of the
         // cell has the entry from there.
-        let _ = self.set_borrowed_cpus(&before.borrowed_cpus);
+        let _ = self.recorder().try_change(|record| {
+            record.borrowed_cpus = before.borrowed_cpus.clone();
+            record.pins = before.pins.clone();
+            record.dropped_pins = before.dropped_pins.clone();
+        });
         let _ = self.announce(&before.name, own, &before.borrowed_cpus);
         self.report_change(VmChange::Updated);
-    }
-
-    fn set_borrowed_cpus(&self, cpus: &[BorrowedCpu]) -> io::Result<()> {
-        let set = |record: &mut Record| record.borrowed_cpus = cpus.to_vec();
-        self.recorder().try_change(set)
     }
 
     /// Has the VM's cell record on which cells' CPUs its vCPUs run.
@@ -191,19 +190,24 @@ impl VmHandle {
         ask(own, &request)
     }
 
-    /// Ends the pin of a vCPU that runs on another cell's CPU: it names CPUs of the VM's own cell.
-    fn drop_pin_of(&self, borrowed: BorrowedCpu) -> Option<Vec<usize>> {
+    /// Writes into the record that a vCPU runs on another cell's CPU, `cpus` being all such vCPUs. Its pin ends,
+    /// which names CPUs of the VM's own cell. Returns the CPUs of the pin.
+    ///
+    /// # Errors
+    /// If the record can't be written: then it is as before.
+    fn record_loan(&self, cpus: &[BorrowedCpu], borrowed: BorrowedCpu) -> io::Result<Option<Vec<usize>>> {
         let BorrowedCpu { vcpu, cell, cpu } = borrowed;
         let mut dropped = None;
-        self.recorder().change(|record| {
-            let cpus = record.pins.get(&vcpu).map(|cpus| cpulist::write(cpus));
+        self.recorder().try_change(|record| {
+            record.borrowed_cpus = cpus.to_vec();
+            let pin = record.pins.get(&vcpu).map(|cpus| cpulist::write(cpus));
             let why = format!(
                 "CPUs {}; vCPU {vcpu} moved to CPU {cpu} of cell {cell}",
-                cpus.unwrap_or_default()
+                pin.unwrap_or_default()
             );
             dropped = drop_pin(record, vcpu, why);
-        });
-        dropped
+        })?;
+        Ok(dropped)
     }
 }
 

@@ -7,6 +7,7 @@ use registry::cluster::admission::{self, PlaceRequest, Reply, Request};
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse};
+use registry::vms::{self, Registry};
 
 /// The authority that gives a place, and receives the report when it is free again.
 #[derive(Clone, Debug)]
@@ -40,6 +41,22 @@ impl Authority {
                 Ok((connection, answer))
             }
         }
+    }
+
+    /// The same for a VM that runs, from a cell that may have lost the VM's entry: the cell makes it anew, with
+    /// the vCPUs that run on CPUs of other cells by the VM's record.
+    ///
+    /// # Errors
+    /// If the authority does not answer.
+    pub(super) fn ask_again(&self, cell: u16, host: &AdmitVm) -> io::Result<(Connection, CellResponse)> {
+        let folder = Registry::open().and_then(|registry| registry.folder_of(&host.name));
+        let record = folder.and_then(|folder| vms::read(&folder));
+        let borrowed_cpus = record.map_or_else(|_| Vec::new(), |record| record.borrowed_cpus);
+        let host = AdmitVm {
+            borrowed_cpus,
+            ..host.clone()
+        };
+        self.ask(cell, &host)
     }
 
     /// Reports the end of a VM. Returns when its name is free.

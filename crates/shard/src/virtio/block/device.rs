@@ -93,8 +93,7 @@ impl Block {
         })
     }
 
-    /// Starts the thread of a VM's virtual paging disk, with the serial `id`. Must be called before the
-    /// sandbox closes.
+    /// Starts the thread of a VM's virtual paging disk, with the serial `id`.
     pub fn paging(threads: &Threads, id: &str, io: PagingDiskIo) -> io::Result<Self> {
         let disk = Disk {
             sectors: io.bytes() / SECTOR_BYTES,
