@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-gates bench-scheduling bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-gates bench-gangs bench-scheduling bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -31,6 +31,7 @@ help:
 	@echo "make bench-coherent   starts of a VM over two nodes with a copy of the memory each, beside a plain one's (6 min without usable KVM)"
 	@echo "make bench-scheduling   gangs of vCPUs in simulation, and the time that balancing of CPUs takes (1 min)"
 	@echo "make bench-cells      adoption of 50 VMs by a cell, its memory for each, and starts in a cell (4 min)"
+	@echo "make bench-gangs      two VMs on two CPUs whose threads wait for one another, by Linux and with gangs (15 min without usable KVM)"
 	@echo "make bench-gates      ways to choose which vCPU of a CPU runs (a minute)"
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"
@@ -142,6 +143,10 @@ bench-span: build
 
 bench-cells: build
 	scripts/bench-cells.sh $(MIRRORBALL)
+
+bench-gangs: build
+	@scripts/setup.sh run
+	scripts/bench-gangs.sh $(MIRRORBALL)
 
 bench-gates: build
 	scripts/bench-gates.sh $(OUT)

@@ -1,6 +1,7 @@
 //! Common parts of several benches.
 
 pub mod cpu;
+pub mod mirrorball;
 pub mod options;
 pub mod programs;
 pub mod svg;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use bench::Outcome;
 use bench::options::Options;
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
@@ -57,7 +57,8 @@ fn run() -> Outcome<()> {
     let options = Options::of_process("bench-gates --out FILE.json --machine TEXT [--switches N]")?;
     let switches: usize = options.get("switches").unwrap_or("300").parse()?;
     let (out, machine) = (options.needed("out")?, options.needed("machine")?);
-    let (own, shared) = two_cpus()?;
+    // One CPU chooses, and the other one computes.
+    let (own, shared) = bench::cpu::two()?;
     let (mut rows, mut refused) = (Vec::new(), Vec::new());
     for gate in Gate::ALL {
         match measure(gate, own, shared, switches) {
@@ -84,14 +85,6 @@ fn run() -> Outcome<()> {
     };
     std::fs::write(Path::new(out), serde_json::to_string_pretty(&report)? + "\n")?;
     Ok(())
-}
-
-/// A CPU for the thread that chooses, and another one for those that compute.
-fn two_cpus() -> Outcome<(usize, usize)> {
-    let set = sched_getaffinity(Pid::from_raw(0))?;
-    let mut cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
-    let pair = cpus.next().zip(cpus.next());
-    Ok(pair.ok_or("it takes two CPUs: one chooses, the other one computes")?)
 }
 
 fn measure(gate: Gate, own: usize, shared: usize, switches: usize) -> io::Result<Row> {

@@ -28,7 +28,7 @@ const NAMES: [(&str, &str); 5] = [
 ];
 
 /// Words of names that are not written in small letters.
-const WORDS: [(&str, &str); 8] = [
+const WORDS: [(&str, &str); 9] = [
     ("cpu", "CPU"),
     ("cpus", "CPUs"),
     ("vm", "VM"),
@@ -37,6 +37,7 @@ const WORDS: [(&str, &str); 8] = [
     ("pss", "PSS"),
     ("ksm", "KSM"),
     ("mpi", "MPI"),
+    ("linux", "Linux"),
 ];
 
 /// Numbers of a list that is shown whole. A longer one is shown as median, least and greatest.

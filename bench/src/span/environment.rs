@@ -1,26 +1,20 @@
-//! Mirrorball in a runtime directory of the bench's own, and clusters in it.
+//! Mirrorball, and the files that the bench copies into guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use bench::Outcome;
+use bench::mirrorball::Mirrorball;
 use bench::tables::median;
 
-/// Time limit until cells are up, or gone.
-const CLUSTER_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of measuring messages between CPUs.
 const MEASURE_LIMIT: Duration = Duration::from_secs(30);
-/// Number of tries to end the cluster: a VM that was killed may still be ending.
-const DOWN_TRIES: usize = 20;
-const DOWN_PAUSE: Duration = Duration::from_millis(500);
 
-/// A folder in memory, with copies of the started programs, so that none is read over a network. Removed when
-/// dropped.
+/// Mirrorball's programs and the guest's files, in memory.
 pub struct Environment {
-    folder: PathBuf,
+    /// The programs, which also own the folder.
+    pub mirrorball: Mirrorball,
     /// The program to copy into guests.
     pub guest: PathBuf,
     /// The source that guests compile, as a tar file.
@@ -30,63 +24,27 @@ pub struct Environment {
 impl Environment {
     /// A new folder with Mirrorball's program, the source, and the guest's program, which is beside this one.
     pub fn new(folder: &Path, mirrorball: &Path, source: &Path) -> Outcome<Self> {
-        let folder = folder.to_owned();
-        fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let environment = Self {
+            mirrorball: Mirrorball::new(folder, mirrorball)?,
             guest: folder.join("bench-span-guest"),
             source: folder.join("source.tar"),
-            folder,
         };
-        bench::programs::copy(mirrorball, &environment.mirrorball())?;
         fs::copy(source, &environment.source)?;
         let guest = std::env::current_exe()?.with_file_name("bench-span-guest");
         fs::copy(guest, &environment.guest)?;
         Ok(environment)
     }
 
-    fn mirrorball(&self) -> PathBuf {
-        self.folder.join("mirrorball")
-    }
-
-    /// A call of Mirrorball, without input, that ends after `limit`.
-    pub fn command(&self, words: &[&str], limit: Duration) -> Command {
-        let mut command = Command::new("timeout");
-        command
-            // In this process's group, so that a terminal's interrupt ends all of it.
-            .args(["--foreground", "-k", "5", &limit.as_secs().to_string()])
-            .arg(self.mirrorball())
-            .args(words)
-            .env("MIRRORBALL_RUNTIME", self.folder.join("run"))
-            .stdin(Stdio::null());
-        command
-    }
-
-    /// Calls Mirrorball; returns its standard output and standard error.
-    pub fn call(&self, words: &[&str], limit: Duration) -> Outcome<(String, String)> {
-        let output = self.command(words, limit).output()?;
-        let [said, told] =
-            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        match output.status.code() {
-            Some(0) => Ok((said, told)),
-            Some(124) => Err(format!("mirrorball {}: not within {limit:?}", words.join(" ")).into()),
-            _ => Err(format!("mirrorball {}: {}", words.join(" "), told.trim()).into()),
-        }
-    }
-
     /// A message from one CPU to another and its reply, through a ring that both poll, as in cells' links:
     /// the median over all pairs of CPUs, microseconds. Measured now.
     pub fn channel_round_trip_us(&self) -> Outcome<f64> {
-        let (facts, _) = self.call(&["topology", "--measure", "--facts"], MEASURE_LIMIT)?;
+        let (facts, _) = self
+            .mirrorball
+            .call(&["topology", "--measure", "--facts"], MEASURE_LIMIT)?;
         let both_ways_us = |ns: f64| 2.0 * ns / 1e3;
         median(&latencies_ns(&facts))
             .map(both_ways_us)
             .ok_or_else(|| "no two CPUs between which messages can be measured".into())
-    }
-}
-
-impl Drop for Environment {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -103,31 +61,6 @@ fn latencies_ns(facts: &str) -> Vec<f64> {
                 .ok()
         })
         .collect()
-}
-
-/// Cells. Ended when dropped.
-pub struct Cluster<'a>(&'a Environment);
-
-impl<'a> Cluster<'a> {
-    /// Brings this host up as `cells` cells.
-    pub fn up(environment: &'a Environment, cells: u16) -> Outcome<Self> {
-        let cluster = Self(environment);
-        let words = ["cluster", "up", "--lab", "never", "--cells", &cells.to_string()];
-        environment.call(&words, CLUSTER_LIMIT)?;
-        Ok(cluster)
-    }
-}
-
-impl Drop for Cluster<'_> {
-    fn drop(&mut self) {
-        for _ in 0..DOWN_TRIES {
-            if self.0.call(&["cluster", "down"], CLUSTER_LIMIT).is_ok() {
-                return;
-            }
-            thread::sleep(DOWN_PAUSE);
-        }
-        eprintln!("bench-span: the cells do not end");
-    }
 }
 
 #[cfg(test)]

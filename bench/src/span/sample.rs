@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use bench::Outcome;
+use bench::mirrorball::Cluster;
 use serde_json::Value;
 
-use crate::environment::{Cluster, Environment};
+use crate::environment::Environment;
 use crate::exits::Exits;
 use crate::kinds::Kind;
 use crate::vm::Vm;
@@ -44,7 +45,7 @@ pub struct Sample {
 
 /// Takes all figures.
 pub fn take(environment: &Environment, kind: Kind) -> Outcome<Sample> {
-    let _cluster = Cluster::up(environment, kind.cells())?;
+    let _cluster = cluster(environment, kind)?;
     let vm = Vm::start(environment, kind)?;
     let mut sample = Sample {
         answer_s: vm.answers_s()?,
@@ -70,9 +71,14 @@ pub fn take(environment: &Environment, kind: Kind) -> Outcome<Sample> {
     Ok(sample)
 }
 
+/// This host as the cells of the kind.
+fn cluster(environment: &Environment, kind: Kind) -> Outcome<Cluster<'_>> {
+    Cluster::up(&environment.mirrorball, &["--cells", &kind.cells().to_string()])
+}
+
 /// Starts a VM and ends it.
 pub fn boot(environment: &Environment, kind: Kind) -> Outcome<()> {
-    let _cluster = Cluster::up(environment, kind.cells())?;
+    let _cluster = cluster(environment, kind)?;
     let vm = Vm::start(environment, kind)?;
     vm.answers_s()?;
     Ok(())

@@ -58,7 +58,7 @@ impl<'a> Vm<'a> {
             source,
         ];
         let words = [&words[..], &kind.flags()].concat();
-        let mut command = environment.command(&words, LIFE);
+        let mut command = environment.mirrorball.command(&words, LIFE);
         let started = Instant::now();
         let run = command.stdout(Stdio::null()).spawn()?;
         Ok(Self {
@@ -89,7 +89,7 @@ impl<'a> Vm<'a> {
     /// Runs a program in the guest; returns its output.
     pub fn exec(&self, program: &[&str]) -> Outcome<String> {
         let words = [&["exec", NAME, "-T", "--"], program].concat();
-        Ok(self.environment.call(&words, LIMIT)?.0)
+        Ok(self.environment.mirrorball.call(&words, LIMIT)?.0)
     }
 
     /// Copies the guest's program into the guest, and returns its measurements.
@@ -100,13 +100,14 @@ impl<'a> Vm<'a> {
             .to_str()
             .ok_or("a folder whose name is no text")?;
         self.environment
+            .mirrorball
             .call(&["cp", guest, &format!("{NAME}:{GUEST}")], LIMIT)?;
         Ok(serde_json::from_str(&self.exec(&[GUEST, "figures"])?)?)
     }
 
     /// Counts of the vCPUs so far.
     pub fn exits(&self) -> Outcome<Exits> {
-        let (known, _) = self.environment.call(&["inspect", NAME], LIMIT)?;
+        let (known, _) = self.environment.mirrorball.call(&["inspect", NAME], LIMIT)?;
         let known: Value = serde_json::from_str(&known)?;
         Exits::of(&known["status"])
     }
@@ -115,7 +116,7 @@ impl<'a> Vm<'a> {
     pub fn move_us(&self, vcpu: u8, cell: u16) -> Outcome<f64> {
         let (vcpu, cell) = (vcpu.to_string(), cell.to_string());
         let words = ["move", NAME, "--vcpu", &vcpu, "--cell", &cell];
-        let (said, told) = self.environment.call(&words, LIMIT)?;
+        let (said, told) = self.environment.mirrorball.call(&words, LIMIT)?;
         let said = said + &told;
         pause_us(&said).ok_or_else(|| format!("`mirrorball move` does not tell its pause: {said}").into())
     }
@@ -123,7 +124,7 @@ impl<'a> Vm<'a> {
     /// Has every vCPU interrupt all others while `work` is done.
     pub fn in_storm<T>(&self, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         let words = ["exec", NAME, "-T", "--", GUEST, "storm"];
-        let mut command = self.environment.command(&words, STORM_LIMIT);
+        let mut command = self.environment.mirrorball.command(&words, STORM_LIMIT);
         let mut storm = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut said = BufReader::new(storm.stdout.take().ok_or("no output")?);
         // A line shows that it has begun, or ended.
@@ -141,7 +142,7 @@ impl<'a> Vm<'a> {
 
 impl Drop for Vm<'_> {
     fn drop(&mut self) {
-        let _ = self.environment.call(&["kill", NAME], LIMIT);
+        let _ = self.environment.mirrorball.call(&["kill", NAME], LIMIT);
         // Ends the lease, should that have failed, and so the VM: `timeout` passes the signal on.
         let run = nix::unistd::Pid::from_raw(self.run.id() as i32);
         let _ = nix::sys::signal::kill(run, nix::sys::signal::Signal::SIGTERM);

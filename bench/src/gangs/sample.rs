@@ -1,0 +1,177 @@
+//! One run: all programs, under all ways of scheduling.
+
+use std::fs;
+use std::path::PathBuf;
+
+use bench::Outcome;
+use bench::mirrorball::{Cluster, Mirrorball};
+
+use crate::kinds::{Locks, Program, Scheduling};
+use crate::vm::{Vm, Working};
+
+/// The names of the VMs.
+const VMS: [&str; 2] = ["one", "two"];
+/// Number of timed rounds, of 100 us each for a VM alone on a quiet machine.
+pub const ROUNDS: u64 = 10_000;
+/// Time of rounds before them, in which both VMs have begun, and the time after which fewer rounds count.
+const WARM_UP_MS: u64 = 1000;
+pub const LIMIT_MS: u64 = 5000;
+/// Memory of the cell, for both VMs.
+const CELL_MEMORY: &str = "512M";
+
+/// Work of 100 us in a guest that has the CPUs for itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Iterations of the computation.
+    pub iterations: u64,
+    /// System calls that take the kernel's lock.
+    pub calls: u64,
+}
+
+impl Work {
+    /// The work of a round.
+    fn of(self, program: Program) -> u64 {
+        match program {
+            Program::Spin | Program::Sleep => self.iterations,
+            Program::Lock => self.calls,
+        }
+    }
+}
+
+/// The time of a round of each VM in one measurement.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    pub program: Program,
+    pub locks: Locks,
+    pub scheduling: Scheduling,
+    /// Of each VM, microseconds.
+    pub round_us: Vec<f64>,
+}
+
+/// Programs and CPUs of all runs.
+pub struct Bench {
+    mirrorball: Mirrorball,
+    /// The program to copy into guests.
+    guest: PathBuf,
+    /// The two CPUs of the cell.
+    cpus: (usize, usize),
+}
+
+impl Bench {
+    /// Keeps a copy of the guest's program, which is beside this one, with those of Mirrorball.
+    pub fn new(mirrorball: Mirrorball) -> Outcome<Self> {
+        let guest = mirrorball.folder().join("bench-gangs-guest");
+        fs::copy(
+            std::env::current_exe()?.with_file_name("bench-gangs-guest"),
+            &guest,
+        )?;
+        let cpus = bench::cpu::two()?;
+        Ok(Self {
+            mirrorball,
+            guest,
+            cpus,
+        })
+    }
+
+    /// Finds out how much work takes 100 us in a guest that runs alone.
+    pub fn calibrate(&self) -> Outcome<Work> {
+        let _cluster = self.cluster(Scheduling::Alone)?;
+        let vm = self.vm(VMS[0], Locks::Paravirtual)?;
+        let known = vm.call(&["--program", "calibrate"])?;
+        let number = |name: &str| known[name].as_u64().ok_or_else(|| format!("no {name}: {known}"));
+        Ok(Work {
+            iterations: number("iterations")?,
+            calls: number("calls")?,
+        })
+    }
+
+    /// Takes a sample of each kind. Odd runs begin with gangs and even ones with Linux, so that a host that
+    /// gets busier favours neither.
+    pub fn take(&self, run: usize, work: Work) -> Outcome<Vec<Sample>> {
+        let mut samples = Vec::new();
+        let mut order = [Scheduling::Linux, Scheduling::Gangs];
+        if run % 2 == 1 {
+            order.reverse();
+        }
+        for scheduling in order {
+            let _cluster = self.cluster(scheduling)?;
+            for locks in Locks::ALL {
+                self.take_pair(scheduling, locks, work, &mut samples)?;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Takes the samples of two VMs: under Linux also those of the first one alone and of balance scheduling.
+    fn take_pair(
+        &self,
+        scheduling: Scheduling,
+        locks: Locks,
+        work: Work,
+        samples: &mut Vec<Sample>,
+    ) -> Outcome<()> {
+        let mut measure = |scheduling: Scheduling, vms: &[&Vm<'_>]| -> Outcome<()> {
+            for program in Program::ALL {
+                let round_us = measure(program, work.of(program), vms)?;
+                let (kind, name) = (scheduling.name(), program.name());
+                eprintln!("bench-gangs: {kind}, {}, {name}: {round_us:.0?} us", locks.name());
+                samples.push(Sample {
+                    program,
+                    locks,
+                    scheduling,
+                    round_us,
+                });
+            }
+            Ok(())
+        };
+        let one = self.vm(VMS[0], locks)?;
+        if scheduling == Scheduling::Linux {
+            measure(Scheduling::Alone, &[&one])?;
+        }
+        let two = self.vm(VMS[1], locks)?;
+        let both = [&one, &two];
+        measure(scheduling, &both)?;
+        if scheduling == Scheduling::Linux {
+            both.iter().try_for_each(|vm| vm.pin(self.cpus))?;
+            measure(Scheduling::Balance, &both)?;
+        }
+        Ok(())
+    }
+
+    fn vm(&self, name: &'static str, locks: Locks) -> Outcome<Vm<'_>> {
+        Vm::start(&self.mirrorball, name, locks, &self.guest)
+    }
+
+    /// A cell of two CPUs.
+    fn cluster(&self, scheduling: Scheduling) -> Outcome<Cluster<'_>> {
+        let (first, second) = self.cpus;
+        let mut text = format!("[[cells]]\ncpus = \"{first},{second}\"\nmemory = \"{CELL_MEMORY}\"\n");
+        if scheduling == Scheduling::Gangs {
+            text += "[scheduling]\ncpus = \"gangs\"\n";
+        }
+        let file = self.mirrorball.folder().join("cluster.toml");
+        fs::write(&file, text)?;
+        Cluster::up(
+            &self.mirrorball,
+            &[file.to_str().ok_or("a folder whose name is no text")?],
+        )
+    }
+}
+
+/// Runs a program in all VMs at once; returns the time of a round of each, microseconds.
+fn measure(program: Program, work: u64, vms: &[&Vm<'_>]) -> Outcome<Vec<f64>> {
+    let numbers = [work, ROUNDS, WARM_UP_MS, LIMIT_MS].map(|number| number.to_string());
+    let mut words = vec!["--program", program.word()];
+    for (name, number) in ["--work", "--rounds", "--warm-ms", "--limit-ms"]
+        .into_iter()
+        .zip(&numbers)
+    {
+        words.extend([name, number]);
+    }
+    let working: Outcome<Vec<Working>> = vms.iter().map(|vm| vm.work(&words)).collect();
+    let mut working = working?;
+    working.iter_mut().try_for_each(Working::ready)?;
+    working.iter_mut().try_for_each(Working::go)?;
+    // All go on until the last one has its figure.
+    working.iter_mut().map(Working::round_us).collect()
+}

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Measures two VMs of two vCPUs each on two CPUs, whose threads wait for one another: under Linux, with balance scheduling, and with
+# gangs; here where KVM runs guests, in a lab host of two CPUs elsewhere. Usage: scripts/bench-gangs.sh MIRRORBALL [RUNS]
+set -euo pipefail
+mirrorball=$(realpath "$1") runs=${2:-3}
+here=$(cd "$(dirname "$0")/.." && pwd)
+"$mirrorball" image build tiny --if-missing
+machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r)"
+work=$(mktemp -d)
+folder=/dev/shm/bench-gangs-$$
+clean() {
+    # Here, if it was interrupted. What is left in a lab host is gone with it.
+    if [ -d "$folder" ]; then
+        for words in "kill one" "kill two" "cluster down"; do
+            MIRRORBALL_RUNTIME=$folder/run timeout 60 "$mirrorball" $words 2>/dev/null || true
+        done
+    fi
+    rm -rf "$work" "$folder"
+}
+trap clean EXIT
+inside=()
+if ! "$mirrorball" probe >/dev/null 2>&1; then
+    printf '[[hosts]]\nname = "host"\ncpus = 2\nmemory = "2G"\n' >"$work/lab.toml"
+    machine="lab host of two CPUs (QEMU software emulation, Debian 6.1 kernel; ratios only) on $machine"
+    inside=("$mirrorball" lab run "$work/lab.toml" --limit 7200 --)
+fi
+# Other work takes CPUs away from the emulated ones, with the vCPUs on them.
+machine="$machine, load $(cut -d' ' -f1 /proc/loadavg) before the bench"
+echo "bench: gangs; three minutes for each of $runs runs on a quiet machine with 2 CPUs without usable KVM"
+mkdir -p "$here/bench/results"
+"${inside[@]}" "$(dirname "$mirrorball")/bench-gangs" --mirrorball "$mirrorball" --folder "$folder" --runs "$runs" \
+    --out "$here/bench/results/gangs.json" --machine "$machine"
+"$here/scripts/stamp.sh" "$here/bench/results/gangs.json"
