@@ -1,6 +1,8 @@
 //! Common parts of several benches.
 
 pub mod cpu;
+pub mod guest_files;
+pub mod guest_process;
 pub mod options;
 pub mod programs;
 pub mod svg;
