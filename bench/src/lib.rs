@@ -3,8 +3,10 @@
 pub mod cpu;
 pub mod guest_files;
 pub mod guest_process;
+pub mod kernel_file;
 pub mod options;
 pub mod programs;
+pub mod stress_memory;
 pub mod svg;
 pub mod tables;
 

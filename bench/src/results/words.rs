@@ -28,12 +28,13 @@ const NAMES: [(&str, &str); 5] = [
 ];
 
 /// Words of names that are not written in small letters.
-const WORDS: [(&str, &str); 8] = [
+const WORDS: [(&str, &str); 9] = [
     ("cpu", "CPU"),
     ("cpus", "CPUs"),
     ("vm", "VM"),
     ("vms", "VMs"),
     ("mb", "MB"),
+    ("io", "I/O"),
     ("pss", "PSS"),
     ("ksm", "KSM"),
     ("mpi", "MPI"),
