@@ -35,7 +35,7 @@ help:
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"
 	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
-	@echo "make bench-paging     a guest that uses twice the memory which the host gives it, beside the host's swap (half an hour without usable KVM)"
+	@echo "make bench-paging     a guest that uses twice the memory which the host gives it, beside the host's swap (an hour without usable KVM)"
 	@echo "make results   the pages of docs/results/tables from the files in bench/results (after the build, a second)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 

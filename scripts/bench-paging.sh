@@ -22,7 +22,7 @@ if ! "$mirrorball" probe >/dev/null 2>&1; then
 fi
 # Load of the machine, as other work takes time from the guests.
 machine+="; load $(cut -d ' ' -f 1 /proc/loadavg) at the start"
-echo "bench: stressMem beside the host's swap; about ten minutes for each of $runs runs on 2 CPUs without usable KVM"
+echo "bench: stressMem beside the host's swap; about 20 minutes for each of $runs runs on 2 CPUs without usable KVM"
 mkdir -p "$here/bench/results"
 "${inside[@]}" "$(dirname "$mirrorball")/bench-paging" --mirrorball "$mirrorball" --kernel "$data/images/tiny/vmlinux" \
     --initrd "$data/images/tiny/initrd" --folder "$work" --runs "$runs" "$@" \
