@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-gates bench-gangs bench-scheduling bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-gates bench-gangs bench-scheduling bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"
 	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
+	@echo "make bench-paging     a guest that uses twice the memory which the host gives it, beside the host's swap (an hour without usable KVM)"
 	@echo "make results   the pages of docs/results/tables from the files in bench/results (after the build, a second)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
@@ -140,6 +141,10 @@ bench-compile: build
 bench-span: build
 	@scripts/setup.sh run bench
 	scripts/bench-span.sh $(MIRRORBALL)
+
+bench-paging: build
+	@scripts/setup.sh run bench
+	scripts/bench-paging.sh $(MIRRORBALL)
 
 bench-cells: build
 	scripts/bench-cells.sh $(MIRRORBALL)

@@ -1,7 +1,8 @@
 //! Process 1 of a benchmarked guest: reports that it runs, runs the task of the command line, prints one line
 //! of JSON behind `BENCH`, powers off.
 //!
-//! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=idle`.
+//! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=idle`, `bench=paging`
+//! (with `bench.mib=N`, `bench.loops=N`, and `bench.swap` for a guest that swaps to its disk).
 
 use std::alloc::{Layout, alloc};
 use std::fs::{self, File, OpenOptions};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
+mod stress;
 mod work;
 
 /// Bytes moved in each direction by the sequential disk and the network measurements.
@@ -42,6 +44,7 @@ fn main() {
         "compute" => Ok(format!("{{\"compute_s\":{}}}", work::compute().as_secs_f64())),
         "disk" => modules().and_then(|()| disk()),
         "net" => modules().and_then(|()| net()),
+        "paging" => modules().and_then(|()| stress::run(&cmdline)),
         "idle" => {
             let clock_s = clock.map_or(0.0, |time| Duration::from(time).as_secs_f64());
             println!("BENCH {{\"tsc\":{tsc},\"clock_s\":{clock_s}}}");
@@ -56,6 +59,10 @@ fn main() {
     }
     // SAFETY: flushes the console before the power goes.
     unsafe { libc::tcdrain(1) };
+    if task == "paging" {
+        // The host reads its counters before the guest's memory is gone.
+        let _ = stress::wait_for_line();
+    }
     let _ = reboot(RebootMode::RB_POWER_OFF);
 }
 
@@ -84,11 +91,17 @@ fn aligned(bytes: usize) -> &'static mut [u8] {
     }
 }
 
-fn disk() -> std::io::Result<String> {
+/// Waits until the first disk is there.
+fn wait_for_disk() -> std::io::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !fs::exists("/dev/vda")? && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
+    Ok(())
+}
+
+fn disk() -> std::io::Result<String> {
+    wait_for_disk()?;
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -136,6 +149,22 @@ fn disk() -> std::io::Result<String> {
     ))
 }
 
+/// Calls a program of busybox.
+fn busybox(program: &str, arguments: &[&str]) -> std::io::Result<()> {
+    let mut command = Command::new("/bin/busybox");
+    let status = command
+        .arg(program)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .status()?;
+    if !status.success() {
+        return Err(std::io::Error::other(format!(
+            "{program} {arguments:?}: {status}"
+        )));
+    }
+    Ok(())
+}
+
 fn net() -> std::io::Result<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !fs::exists("/sys/class/net/eth0")? && Instant::now() < deadline {
@@ -145,14 +174,7 @@ fn net() -> std::io::Result<String> {
         ["addr", "add", "10.77.0.2/24", "dev", "eth0"].as_slice(),
         &["link", "set", "eth0", "up"],
     ] {
-        let status = Command::new("/bin/busybox")
-            .arg("ip")
-            .args(arguments)
-            .stdout(Stdio::null())
-            .status()?;
-        if !status.success() {
-            return Err(std::io::Error::other(format!("ip {arguments:?}: {status}")));
-        }
+        busybox("ip", arguments)?;
     }
     let buffer = vec![0x33u8; 256 << 10];
     let mut stream = TcpStream::connect("10.77.0.1:5077")?;

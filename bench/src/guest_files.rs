@@ -1,11 +1,11 @@
-//! The files that a benchmarked guest starts from, in memory: kernel, initramfs with [`bench-guest`], disk,
+//! The files that a benchmarked guest starts from, in memory: kernel, initramfs with `bench-guest`, disk,
 //! programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Options, Outcome};
+use crate::Outcome;
 
 /// A folder in memory with all files that the runs read. Removed when dropped.
 pub struct GuestFiles {
@@ -33,8 +33,11 @@ const DISK_BYTES: u64 = 64 << 20;
 const FIRMWARE: [&str; 2] = ["/usr/share/qemu", "/usr/share/seabios"];
 
 impl GuestFiles {
-    /// Copies everything into `/dev/shm`.
-    pub fn stage(options: &Options) -> Outcome<Self> {
+    /// Copies everything into `/dev/shm`: QEMU, the named files, and the programs that `mirrorball` starts.
+    ///
+    /// # Errors
+    /// If a file or program is missing, or there is no room.
+    pub fn stage(mirrorball: &Path, kernel: &Path, initrd: &Path) -> Outcome<Self> {
         let folder = PathBuf::from(format!("/dev/shm/mirrorball-bench-{}", std::process::id()));
         fs::create_dir(&folder)?;
         let files = Self {
@@ -48,10 +51,10 @@ impl GuestFiles {
             disk: folder.join("disk.raw"),
             folder,
         };
-        bench::programs::copy(&options.mirrorball, &files.mirrorball)?;
-        fs::copy(&options.kernel, &files.kernel)?;
+        crate::programs::copy(mirrorball, &files.mirrorball)?;
+        fs::copy(kernel, &files.kernel)?;
         let guest = std::env::current_exe()?.with_file_name("bench-guest");
-        let mut initrd = fs::read(&options.initrd)?;
+        let mut initrd = fs::read(initrd)?;
         initrd.resize(initrd.len().next_multiple_of(4), 0);
         initrd.extend(archive(&files.folder, &guest)?);
         fs::write(&files.initrd, initrd)?;

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use crate::guest_files::GuestFiles;
+use bench::guest_files::GuestFiles;
+
 use crate::measure::number;
 use crate::trace::{FirstEntry, VmCounts, tsc};
-use crate::vmm::{FIRST, Guest, Vmm};
+use crate::vmm::{FIRST, Vmm};
 use crate::{Outcome, memory};
 
 /// Time for which a guest is left alone before its monitor's memory is counted.
@@ -34,7 +35,7 @@ pub struct Sample {
 pub fn sample(vmm: Vmm, files: &GuestFiles) -> Outcome<Sample> {
     let entry = FirstEntry::watch()?;
     let started = tsc();
-    let mut guest = Guest::start(vmm, "idle", files)?;
+    let mut guest = vmm.start("idle", files)?;
     guest.wait_for(FIRST)?;
     let (first_line, told) = (tsc(), guest.age());
     let (json, _) = guest.wait_for("BENCH ")?;

@@ -1,9 +1,13 @@
 //! Common parts of several benches.
 
 pub mod cpu;
+pub mod guest_files;
+pub mod guest_process;
+pub mod kernel_file;
 pub mod mirrorball;
 pub mod options;
 pub mod programs;
+pub mod stress_memory;
 pub mod svg;
 pub mod tables;
 

@@ -4,7 +4,6 @@
 //! PART,...]`; needs root (TAP, the kernel's trace), KVM, `qemu-system-x86_64`, `ip`. Everything timed is
 //! first copied to memory, so that no program is read over a network.
 
-mod guest_files;
 mod idle;
 mod measure;
 mod memory;
@@ -16,7 +15,8 @@ mod work;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use guest_files::GuestFiles;
+use bench::guest_files::GuestFiles;
+
 use measure::Measurement;
 use report::{Better, Table};
 use vmm::Vmm;
@@ -93,7 +93,7 @@ fn options() -> Outcome<Options> {
 
 fn run() -> Outcome<()> {
     let options = options()?;
-    let files = guest_files::GuestFiles::stage(&options)?;
+    let files = GuestFiles::stage(&options.mirrorball, &options.kernel, &options.initrd)?;
     let mut table = report::Table::new(&options.machine);
     eprintln!("bench: {} runs of each, alternating", options.runs);
     for (part, measure) in PARTS {

@@ -2,8 +2,10 @@
 
 use std::fs;
 
+use bench::guest_process::GuestProcess;
+
 use crate::Outcome;
-use crate::vmm::{Guest, Vmm};
+use crate::vmm::Vmm;
 
 /// A mapping of this size or more, writable, is the guest's memory.
 const GUEST_BYTES: u64 = 128 << 20;
@@ -11,7 +13,7 @@ const GUEST_BYTES: u64 = 128 << 20;
 /// PSS in MiB of the monitor and all its children, without the guest's memory.
 ///
 /// Mirrorball's processes are the command, the monitor that it forked, the keeper and the shard.
-pub fn overhead_mib(vmm: Vmm, guest: &Guest) -> Outcome<f64> {
+pub fn overhead_mib(vmm: Vmm, guest: &GuestProcess) -> Outcome<f64> {
     let mut total = 0;
     for pid in family(guest.child.id())? {
         let kib = overhead_kib(pid)?;

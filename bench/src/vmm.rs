@@ -1,14 +1,14 @@
 //! Starts one guest under one monitor and reads its output.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use bench::guest_files::GuestFiles;
+use bench::guest_process::GuestProcess;
 
 use crate::Outcome;
-use crate::guest_files::GuestFiles;
 
 /// The monitors compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,11 @@ impl Vmm {
             Self::QemuPc => "qemu pc",
             Self::QemuPcThreads => "qemu pc, aio=threads",
         }
+    }
+
+    /// Starts a guest that does `task`.
+    pub fn start(self, task: &str, files: &GuestFiles) -> Outcome<GuestProcess> {
+        GuestProcess::start(self.command(task, files).stdin(Stdio::null()), LIMIT)
     }
 
     /// The command that starts a guest of 1 vCPU and 128 MiB with the devices of the task.
@@ -122,100 +127,9 @@ impl Vmm {
     }
 }
 
-/// A running guest. Ended when dropped.
-pub struct Guest {
-    /// The monitor's process.
-    pub child: Child,
-    lines: mpsc::Receiver<String>,
-    started: Instant,
-}
-
-impl Guest {
-    /// Starts a guest that does `task`.
-    pub fn start(vmm: Vmm, task: &str, files: &GuestFiles) -> Outcome<Self> {
-        let mut command = vmm.command(task, files);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit());
-        // SAFETY: prctl is async-signal-safe and takes numbers only.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            })
-        };
-        let started = Instant::now();
-        let mut child = command.spawn()?;
-        let output = child.stdout.take().ok_or("no output")?;
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Ok(Self {
-            child,
-            lines,
-            started,
-        })
-    }
-
-    /// The rest of the first line that starts with `prefix`, and the time since the start.
-    pub fn wait_for(&mut self, prefix: &str) -> Outcome<(String, Duration)> {
-        let mut tail = Vec::new();
-        loop {
-            let left = LIMIT
-                .checked_sub(self.started.elapsed())
-                .ok_or("the guest took too long")?;
-            match self.lines.recv_timeout(left) {
-                Ok(line) => {
-                    if let Some(at) = line.find(prefix) {
-                        return Ok((
-                            line[at + prefix.len()..].trim().to_owned(),
-                            self.started.elapsed(),
-                        ));
-                    }
-                    tail.push(line);
-                }
-                Err(_) => {
-                    let last = tail.split_off(tail.len().saturating_sub(8)).join("\n  ");
-                    return Err(format!("the guest ended without '{prefix}':\n  {last}").into());
-                }
-            }
-        }
-    }
-
-    /// Time since the start.
-    pub fn age(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    /// Waits for a clean end.
-    fn end(mut self) -> Outcome<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while Instant::now() < deadline {
-            if self.child.try_wait()?.is_some() {
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Err("the guest did not power off".into())
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Seconds from the start of the monitor to the guest's first user process.
 pub fn first_user_process(vmm: Vmm, files: &GuestFiles) -> Outcome<f64> {
-    let mut guest = Guest::start(vmm, "boot", files)?;
+    let mut guest = vmm.start("boot", files)?;
     let (_, time) = guest.wait_for(FIRST)?;
     guest.end()?;
     eprintln!("bench: {} booted in {:.2} s", vmm.name(), time.as_secs_f64());
@@ -225,7 +139,7 @@ pub fn first_user_process(vmm: Vmm, files: &GuestFiles) -> Outcome<f64> {
 /// Runs `task` in a fresh guest and returns its answer.
 pub fn task(vmm: Vmm, task: &str, files: &GuestFiles) -> Outcome<serde_json::Value> {
     let peer = if task == "net" { Some(Tap::create()?) } else { None };
-    let mut guest = Guest::start(vmm, task, files)?;
+    let mut guest = vmm.start(task, files)?;
     guest.wait_for(FIRST)?;
     let (json, _) = guest.wait_for("BENCH ")?;
     guest.end()?;

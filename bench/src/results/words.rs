@@ -34,6 +34,7 @@ const WORDS: [(&str, &str); 9] = [
     ("vm", "VM"),
     ("vms", "VMs"),
     ("mb", "MB"),
+    ("io", "I/O"),
     ("pss", "PSS"),
     ("ksm", "KSM"),
     ("mpi", "MPI"),

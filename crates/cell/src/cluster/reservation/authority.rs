@@ -43,8 +43,8 @@ impl Authority {
         }
     }
 
-    /// The same for a VM that runs, from a cell that may have lost the VM's entry: the cell makes it anew, with
-    /// the vCPUs that run on CPUs of other cells by the VM's record.
+    /// The same for a VM that runs, from a cell that may have lost the VM's entry: the cell makes it anew,
+    /// with the vCPUs that run on CPUs of other cells by the VM's record.
     ///
     /// # Errors
     /// If the authority does not answer.
