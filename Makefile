@@ -31,7 +31,7 @@ help:
 	@echo "make bench-coherent   starts of a VM over two nodes with a copy of the memory each, beside a plain one's (6 min without usable KVM)"
 	@echo "make bench-scheduling   gangs of vCPUs in simulation, and the time that balancing of CPUs takes (1 min)"
 	@echo "make bench-cells      adoption of 50 VMs by a cell, its memory for each, and starts in a cell (4 min)"
-	@echo "make bench-gangs      two VMs on two CPUs whose threads wait for one another, by Linux and with gangs (15 min without usable KVM)"
+	@echo "make bench-gangs      two VMs on two CPUs whose threads wait for one another, by Linux and with gangs (15 min a run on busy CPUs without usable KVM)"
 	@echo "make bench-gates      ways to choose which vCPU of a CPU runs (a minute)"
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"

@@ -26,7 +26,7 @@ if ! "$mirrorball" probe >/dev/null 2>&1; then
 fi
 # Other work takes CPUs away from the emulated ones, with the vCPUs on them.
 machine="$machine, load $(cut -d' ' -f1 /proc/loadavg) before the bench"
-echo "bench: gangs; three minutes for each of $runs runs on a quiet machine with 2 CPUs without usable KVM"
+echo "bench: gangs; 15 minutes for each of $runs runs on 2 busy CPUs without usable KVM; quiet ones were not timed"
 mkdir -p "$here/bench/results"
 "${inside[@]}" "$(dirname "$mirrorball")/bench-gangs" --mirrorball "$mirrorball" --folder "$folder" --runs "$runs" \
     --out "$here/bench/results/gangs.json" --machine "$machine"

@@ -28,7 +28,7 @@ const NAMES: [(&str, &str); 5] = [
 ];
 
 /// Words of names that are not written in small letters.
-const WORDS: [(&str, &str); 9] = [
+const WORDS: [(&str, &str); 10] = [
     ("cpu", "CPU"),
     ("cpus", "CPUs"),
     ("vm", "VM"),

@@ -190,8 +190,8 @@ impl VmHandle {
         ask(own, &request)
     }
 
-    /// Writes into the record that a vCPU runs on another cell's CPU, `cpus` being all such vCPUs. Its pin ends,
-    /// which names CPUs of the VM's own cell. Returns the CPUs of the pin.
+    /// Writes into the record that a vCPU runs on another cell's CPU, `cpus` being all such vCPUs. Its pin
+    /// ends, which names CPUs of the VM's own cell. Returns the CPUs of the pin.
     ///
     /// # Errors
     /// If the record can't be written: then it is as before.
