@@ -4,6 +4,8 @@
 //! entries. The guests halt at once, but for those that use memory (`promises`); cells, keepers and shards
 //! are real, but for shards that lie (`lies`). Each test has a runtime directory of its own.
 
+#[path = "resources/clones.rs"]
+mod clones;
 #[path = "resources/cpu_moves.rs"]
 mod cpu_moves;
 #[path = "resources/gangs.rs"]
@@ -16,6 +18,8 @@ mod promises;
 mod regions;
 #[path = "resources/stops.rs"]
 mod stops;
+#[path = "resources/top.rs"]
+mod top;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +28,6 @@ use std::time::Duration;
 
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::{Call, Running};
-use guest_tests::fault_points::FaultPoints;
 use guest_tests::halting::{end_cells, halting_guest};
 use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
@@ -559,138 +562,4 @@ fn killed_keeper_of_a_part_ends_the_vm() {
             cells.status().iter().all(free).then_some(())
         });
     }
-}
-
-/// The names of the VMs that run.
-#[track_caller]
-fn running(cells: &Cells) -> Vec<String> {
-    let listed = cells.call(["ps", "--json"]).ok().json();
-    let vms = listed.as_array().expect("an array").iter();
-    let names = vms.map(|vm| vm["name"].as_str().expect("a name").to_owned());
-    names.collect()
-}
-
-#[test]
-fn clone_is_refused_or_whole_when_its_parents_keeper_or_cell_dies() {
-    let cells = Cells::up("clones");
-    let file = cells.vm_file(NAME, &format!("{SMALL}cell = 1\n"), None);
-    for point in ["freeze_begun", "freeze_served"] {
-        for cell_fails in [false, true] {
-            let run = cells.follow(&file);
-            let (keeper, shard) = (cells.pid("keeper_pid"), cells.pid("shard_pid"));
-            let [_, cell] = cells.processes(1);
-            let points = FaultPoints::of(&[cell]);
-            let held = points.hold(point);
-            let clone = cells.call(["clone", NAME]).limit(2 * SOON).spawn();
-            assert_eq!(held.reached(SOON), cell);
-            if cell_fails {
-                cells.call(["cluster", "fail", "1"]).ok();
-            } else {
-                host::kill9(keeper);
-            }
-            drop(held);
-            let clone = clone.wait();
-            run.wait().expect(73);
-            host::wait_gone(&[keeper, shard], END_LIMIT);
-            let left = match clone.status {
-                0 => vec![clone.text().trim().to_owned()],
-                _ => Vec::new(),
-            };
-            let reasons = ["ended before the VM was frozen", "cell 1"];
-            let named = reasons.iter().any(|reason| clone.errors().contains(reason));
-            assert!(clone.status == 0 || (clone.status == 1 && named), "{clone}");
-            assert_eq!(running(&cells), left, "{clone}");
-            for clone in left {
-                cells.call(["kill", &clone]).ok();
-            }
-            // The breakpoints end with the process.
-            if cell_fails {
-                cells.call(["cluster", "down"]).ok();
-                cells.up_again();
-            } else {
-                host::kill9(cell);
-                cells.wait_served(&[]);
-            }
-            points.wait();
-        }
-    }
-}
-
-/// Promise CMD-30.
-#[test]
-fn top_shows_vcpus_of_cells_and_a_cell_that_does_not_answer_as_silent_without_waiting_for_it() {
-    let cells = Cells::up("top");
-    let file = cells.vm_file(NAME, &format!("{SMALL}cell = 1\n"), None);
-    let run = cells.follow(&file);
-    cells.wait_served(&[NAME]);
-    cells.loan("lend", "32M").ok();
-    let samples = |count: &str| -> Vec<Value> {
-        let options = ["top", "--json", "--interval", "0.2", "--count", count];
-        let text = cells.call(options).ok().text();
-        let lines = text.lines();
-        lines
-            .map(|line| serde_json::from_str(line).expect("a line of JSON"))
-            .collect()
-    };
-    let states = |sample: &Value| {
-        let cells = sample["cells"].as_array().expect("an array").iter();
-        cells.map(|cell| cell["state"].clone()).collect::<Vec<_>>()
-    };
-    let both_answer = || {
-        let sample = samples("1").remove(0);
-        let is_whole = states(&sample) == ["runs", "runs"] && sample["vcpus"][0]["run_milli"].is_u64();
-        is_whole.then_some(sample)
-    };
-    let sample = wait::until("cells that answer", SOON, both_answer);
-    assert_eq!(sample["cells"][0]["lent"][0]["bytes"], 32 << 20, "{sample}");
-    let vcpu = &sample["vcpus"][0];
-    assert_eq!(
-        (&vcpu["vm"], &vcpu["cell"], &vcpu["shard_pid"]),
-        (&NAME.into(), &1.into(), &cells.pid("shard_pid").into())
-    );
-    assert!(
-        vcpu["run_milli"].is_u64() && vcpu["wait_milli"].is_u64(),
-        "{vcpu}"
-    );
-    // The CPU of its cell, the only one on which it may run.
-    let bound = &vcpu["cpus"][0];
-    let cpus = sample["cpus"].as_array().expect("an array");
-    let cpu = cpus.iter().find(|cpu| cpu["cpu"] == *bound).expect("its CPU");
-    assert_eq!(
-        (&cpu["cells"][0], &cpu["vcpus"][0]["vm"]),
-        (&1.into(), &NAME.into())
-    );
-
-    // The guard would kill a process that hangs.
-    let [guard, cell] = cells.processes(1);
-    host::stop(guard);
-    host::stop(cell);
-    let silent = samples("2");
-    for sample in &silent {
-        assert_eq!(states(sample), ["runs", "silent"], "{sample}");
-        assert_eq!(sample["unknown"][0]["source"], "cell 1", "{sample}");
-        assert_eq!(
-            (&sample["vms"][0]["vm"], &sample["vms"][0]["run_milli"]),
-            (&NAME.into(), &Value::Null)
-        );
-    }
-    // Only the first reading, which is not printed, has waited for it.
-    assert!(
-        silent[1]["interval_ms"].as_u64().is_some_and(|ms| ms < 2_000),
-        "{}",
-        silent[1]
-    );
-    let text = cells
-        .call(["top", "--batch", "--count", "1", "--interval", "0.1"])
-        .ok()
-        .text();
-    assert!(
-        text.contains("silent") && text.contains("cell 1: no answer within 2 s"),
-        "{text}"
-    );
-    host::go_on(cell);
-    host::go_on(guard);
-    wait::until("a cell that answers again", SOON, both_answer);
-    cells.call(["kill", NAME]).ok();
-    run.wait().expect(74);
 }
