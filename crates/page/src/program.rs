@@ -8,6 +8,8 @@ use super::PAGE_LEN;
 
 /// Stack size of a thread that only sleeps and makes system calls.
 const STACK_BYTES: usize = 64 << 10;
+/// Time after which the start of a VM has ended, in each process that takes part in it.
+const START_LENGTH: Duration = Duration::from_secs(1);
 
 /// Unmaps the pages of the program's file that this process has touched so far. A page that is used again is
 /// mapped again from the page cache of the host (a minor fault).
@@ -27,11 +29,11 @@ fn is_traced(status: &str) -> bool {
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
 
-/// Calls [`release`] once after `delay`, on a thread of its own. A start is over by then. A process that is
-/// traced by then keeps its pages, and with them its breakpoints.
-pub fn release_after(delay: Duration) {
-    let release = move || {
-        std::thread::sleep(delay);
+/// Calls [`release`] once after [`START_LENGTH`], on a thread of its own. A process that is traced by then
+/// keeps its pages, and with them its breakpoints.
+pub fn release_after_start() {
+    let release = || {
+        std::thread::sleep(START_LENGTH);
         let status = fs::read_to_string("/proc/self/status");
         if !status.is_ok_and(|status| is_traced(&status)) {
             release();

@@ -38,9 +38,6 @@ use crate::shard_process::{self, ShardProcess};
 use crate::spanning::Span;
 use crate::spanning::boot::Boot;
 
-/// Time after which the threads of a boot only wait.
-const START_LENGTH: Duration = Duration::from_secs(1);
-
 /// A boot that is to be started.
 pub(super) struct NewBoot<'a> {
     pub(super) vm: Vm<'a>,
@@ -400,7 +397,7 @@ impl RunningBoot<'_> {
             let _ = handle.state().order_to_quit();
         }
         // Most of what a start runs is not needed until the next one.
-        page::program::release_after(START_LENGTH);
+        page::program::release_after_start();
     }
 
     /// The ending of a VM whose home sent this last report, and whose process ended so.

@@ -139,6 +139,11 @@ impl Follower {
         self.vms.len() == 1
     }
 
+    /// Whether each VM has run.
+    fn all_run(&self) -> bool {
+        self.vms.values().all(|vm| vm.running_s.is_some())
+    }
+
     fn follow(mut self, news: &mpsc::Receiver<FollowEvent>) -> Result<ExitCode> {
         let result = self.follow_to_end(news);
         self.give_terminal_back();
@@ -288,7 +293,8 @@ impl Follower {
             return Ok(None);
         };
         vm.keeps_writes = keeps_writes;
-        if vm.running_s.is_none() {
+        let is_first_boot = vm.running_s.is_none();
+        if is_first_boot {
             vm.running_s = Some(seconds);
             for line in missing {
                 eprintln!("mirrorball: {name}: sandbox without {line}");
@@ -307,12 +313,16 @@ impl Follower {
                 sender.send(FollowEvent::Command { name, result })
             });
         }
-        if self.detach && self.vms.values().all(|vm| vm.running_s.is_some()) {
+        if self.detach && self.all_run() {
             self.lease.detach().into_diagnostic()?;
             for name in self.vms.keys() {
                 println!("{name}");
             }
             return Ok(Some(ExitCode::SUCCESS));
+        }
+        if is_first_boot && self.all_run() {
+            // From now on the command passes on a console, and waits for the end.
+            page::program::release_after_start();
         }
         Ok(None)
     }
