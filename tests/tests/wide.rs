@@ -3,6 +3,8 @@
 
 #[path = "span/cpus.rs"]
 mod cpus;
+#[path = "wide/idle_cpu.rs"]
+mod idle_cpu;
 
 use std::net::TcpListener;
 use std::thread;

@@ -8,7 +8,7 @@ use guest_tests::host::{self, Traces};
 use guest_tests::span::cells_are_empty;
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, repetitions, wait};
 
-/// The points of the program, sorted. Those of CPUs that a VM borrows are in `resources::cpu_moves`.
+/// The points of the program, sorted. Those of CPUs that a VM borrows are in `cells::cpu_moves`.
 const POINTS: [&str; 20] = [
     "adopt_accepted",
     "adopt_served",

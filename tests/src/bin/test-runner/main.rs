@@ -29,6 +29,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use origin::Origin;
+use programs::Guests;
 use report::Report;
 use schedule::Schedule;
 
@@ -101,7 +102,11 @@ fn run(options: &Options) -> Result<bool, String> {
     let document = read(options.root.join("SPECIFICATION.md"))?;
     let promises = specification::promises(&document);
     let emulated = !programs::guests_run_here(&options.mirrorball);
-    let mut programs = programs::find(&messages, emulated)?;
+    let guests = Guests {
+        emulated,
+        any_kvm: programs::has_kvm() && !guest_tests::repetitions::in_campaign(),
+    };
+    let mut programs = programs::find(&messages, guests)?;
     let whole = options.only.is_empty();
     if !whole {
         for name in &options.only {

@@ -1,5 +1,6 @@
 //! The test programs, and the place where each runs.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -94,6 +95,7 @@ impl Program {
 /// Guest programs that make clusters, or bind memory to a node.
 const WITH_NODES: &[&str] = &[
     "admission",
+    "cells",
     "cluster",
     "coherent",
     "composition",
@@ -125,6 +127,9 @@ const AS_USER: &[&str] = &[
 ];
 /// Those that run a second time where user namespaces are refused.
 const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus"];
+/// Guest programs whose guests are a few instructions, which a KVM that emulates runs, too, in a tenth of the
+/// time of a lab host. A campaign runs them in a lab host, which has NUMA nodes and control groups.
+const ON_ANY_KVM: &[&str] = &["cells", "placement", "service"];
 /// CPUs that four cells need.
 const CPUS_OF_FOUR_CELLS: usize = 4;
 
@@ -137,8 +142,24 @@ pub fn guests_run_here(mirrorball: &Path) -> bool {
     probe.is_ok_and(|status| status.success())
 }
 
+/// Whether this machine has a KVM that runs guests of a few instructions, at least.
+pub fn has_kvm() -> bool {
+    let kvm = File::options().read(true).write(true).open("/dev/kvm");
+    kvm.is_ok()
+}
+
+/// How guests run on this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Guests {
+    /// Whether guests run in lab hosts, as this machine's KVM can't run them.
+    pub emulated: bool,
+    /// Whether guests of a few instructions run on this machine all the same.
+    pub any_kvm: bool,
+}
+
 /// The test programs among cargo's messages, in their order.
-pub fn find(messages: &str, emulated: bool) -> Result<Vec<Program>, String> {
+pub fn find(messages: &str, guests: Guests) -> Result<Vec<Program>, String> {
+    let emulated = guests.emulated;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     // Commands in a lab host are root's.
     let is_root = emulated || nix::unistd::geteuid().is_root();
@@ -149,7 +170,7 @@ pub fn find(messages: &str, emulated: bool) -> Result<Vec<Program>, String> {
         if message["profile"]["test"] == true
             && let Some(path) = message["executable"].as_str()
         {
-            let mut program = program(&message, path, emulated, cpus)?;
+            let mut program = program(&message, path, guests, cpus)?;
             if is_root && program.place != Place::Unit && AS_USER.contains(&program.name.as_str()) {
                 program.rights = Rights::User;
                 if ALSO_WITHOUT_NAMESPACES.contains(&program.name.as_str()) {
@@ -169,7 +190,7 @@ pub fn find(messages: &str, emulated: bool) -> Result<Vec<Program>, String> {
     Ok(programs)
 }
 
-fn program(message: &Value, path: &str, emulated: bool, cpus: usize) -> Result<Program, String> {
+fn program(message: &Value, path: &str, guests: Guests, cpus: usize) -> Result<Program, String> {
     let manifest = message["manifest_path"].as_str().map(Path::new);
     let folder = manifest.and_then(Path::parent).and_then(Path::file_name);
     let folder = folder.and_then(|name| name.to_str());
@@ -182,7 +203,7 @@ fn program(message: &Value, path: &str, emulated: bool, cpus: usize) -> Result<P
         (
             target.to_owned(),
             format!("{target}::"),
-            place_of_guests(target, emulated, cpus),
+            place_of_guests(target, guests, cpus),
         )
     } else if folder == "lab" && is_integration {
         ("lab".to_owned(), "lab ".to_owned(), Place::OwnLabs)
@@ -217,12 +238,14 @@ fn program(message: &Value, path: &str, emulated: bool, cpus: usize) -> Result<P
     })
 }
 
-fn place_of_guests(target: &str, emulated: bool, cpus: usize) -> Place {
+fn place_of_guests(target: &str, guests: Guests, cpus: usize) -> Place {
+    let emulated = guests.emulated;
     match target {
         "auto" | "hosts" | "joins" => Place::OwnLabs,
         // They start no guest.
         "fuzz" | "invitations" | "relays" | "users" => Place::Unit,
         "wide" if emulated || cpus < CPUS_OF_FOUR_CELLS => Place::Lab(Shape::FourNodes),
+        _ if guests.any_kvm && ON_ANY_KVM.contains(&target) => Place::Here,
         _ if emulated && WITH_NODES.contains(&target) => Place::Lab(Shape::TwoNodes),
         _ if emulated => Place::Lab(Shape::OneHost),
         _ => Place::Here,
@@ -232,6 +255,12 @@ fn place_of_guests(target: &str, emulated: bool, cpus: usize) -> Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Guests of Linux run in lab hosts, those of a few instructions here.
+    const EMULATED: Guests = Guests {
+        emulated: true,
+        any_kvm: true,
+    };
 
     fn message(folder: &str, kind: &str, target: &str) -> String {
         serde_json::json!({
@@ -250,6 +279,7 @@ mod tests {
             message("tests", "test", "boot"),
             message("tests", "test", "moves"),
             message("tests", "test", "wide"),
+            message("tests", "test", "cells"),
             message("tests", "test", "hosts"),
             message("tests", "test", "users"),
             message("tests", "test", "fuzz"),
@@ -261,7 +291,7 @@ mod tests {
             "Compiling something".to_owned(),
         ]
         .join("\n");
-        let found = find(&messages, true).expect("programs");
+        let found = find(&messages, EMULATED).expect("programs");
         let told: Vec<_> = found
             .iter()
             .map(|program| (program.name.as_str(), program.prefix.as_str(), program.place))
@@ -272,6 +302,7 @@ mod tests {
                 ("boot", "boot::", Place::Lab(Shape::OneHost)),
                 ("moves", "moves::", Place::Lab(Shape::TwoNodes)),
                 ("wide", "wide::", Place::Lab(Shape::FourNodes)),
+                ("cells", "cells::", Place::Here),
                 ("hosts", "hosts::", Place::OwnLabs),
                 ("users", "users::", Place::Unit),
                 ("fuzz", "fuzz::", Place::Unit),
@@ -282,7 +313,17 @@ mod tests {
                 ("lab", "lab ", Place::OwnLabs),
             ]
         );
-        assert_eq!(find(&messages, false).expect("programs")[0].place, Place::Here);
+        let in_labs = Guests {
+            any_kvm: false,
+            ..EMULATED
+        };
+        let found = find(&messages, in_labs).expect("programs");
+        assert_eq!(found[3].place, Place::Lab(Shape::TwoNodes));
+        let on_kvm = Guests {
+            emulated: false,
+            any_kvm: true,
+        };
+        assert_eq!(find(&messages, on_kvm).expect("programs")[0].place, Place::Here);
     }
 
     #[test]
@@ -293,7 +334,7 @@ mod tests {
             message("crates/cell", "lib", "cell"),
         ]
         .join("\n");
-        let found = find(&messages, true).expect("programs");
+        let found = find(&messages, EMULATED).expect("programs");
         let rights: Vec<_> = found
             .iter()
             .map(|program| (program.name.as_str(), program.rights))
@@ -314,6 +355,6 @@ mod tests {
 
     #[test]
     fn no_test_program_is_an_error() {
-        assert!(find("{\"reason\":\"build-finished\",\"success\":true}", false).is_err());
+        assert!(find("{\"reason\":\"build-finished\",\"success\":true}", EMULATED).is_err());
     }
 }

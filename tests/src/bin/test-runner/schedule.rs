@@ -21,10 +21,10 @@ const LIMIT: Duration = Duration::from_secs(2400);
 const CAMPAIGN_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The slowest guest programs. They start first, so that none runs alone at the end.
 const LONGEST_FIRST: &[&str] = &[
-    "resources",
     "memory",
     "restarts",
     "cluster",
+    "resources",
     "lab",
     "auto",
     "boot",

@@ -4,12 +4,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guest_tests::cells::{BY_COMMAND, Cells, as_pid};
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::halting::{NUMBERED_BYTES, numbering_guest, numbering_guest_of};
 use guest_tests::{Scratch, host, wait};
 use serde_json::Value;
-
-use super::{BY_COMMAND, Cells, as_pid};
 
 const MIB: u64 = 1 << 20;
 /// Time limit until guests have paged for a while, on an emulated host that other loads slow down.
@@ -100,7 +99,6 @@ fn group_file(shard: u32, name: &str) -> Option<String> {
 
 /// A low water that no host reaches stands for a shortage that lasts.
 #[test]
-#[ignore = "10 minutes where hosts are emulated; `make campaign NAME=resources` runs it"]
 fn vms_fall_to_their_promises_and_rise_again_under_the_next_process_that_serves_them() {
     let cells = up(
         "promises",
@@ -203,7 +201,7 @@ fn take_memory(left_bytes: u64) -> Vec<Vec<u8>> {
 
 /// Real pressure: VMs that want more than the host has beside a program that has taken most of it.
 #[test]
-#[ignore = "10 minutes where hosts are emulated; `make campaign NAME=resources` runs it"]
+#[ignore = "it takes all memory of its host; `make campaign NAME=cells` runs it"]
 fn vms_that_want_more_than_the_host_has_share_it_by_weight_and_nothing_is_killed() {
     const NAMES: [&str; 3] = [LIGHT, "second", HEAVY];
     const PROMISED_MIB: u64 = 16;
