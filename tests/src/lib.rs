@@ -6,7 +6,6 @@
 //! `guest-tool` writes and checks patterns, which both sides compute ([`pattern`]). `guest/` is a separate
 //! kernel, which does nothing but interrupts ([`storm`]).
 
-pub mod cells;
 pub mod cluster;
 pub mod command;
 pub mod fault_points;

@@ -4,12 +4,19 @@
 //! entries. It needs a host with control groups or with NUMA nodes; `cells` has those that need neither. The
 //! guests halt at once; cells, keepers and shards are real. Each test has a runtime directory of its own.
 
+#[path = "cells/two_cells.rs"]
+mod two_cells;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use guest_tests::cells::{Cells, END_LIMIT, NAME, SMALL, SOON, as_pid};
+use guest_tests::command::Running;
 use guest_tests::{host, wait};
+use serde_json::Value;
+
+use two_cells::{Cells, END_LIMIT, NAME, SMALL, SOON, as_pid};
 
 /// More than a cell has: 32 MiB of it are borrowed.
 const LARGE: &str = "memory = \"224M\"\ncell = 1\n";
@@ -17,6 +24,52 @@ const BORROWED_BYTES: u64 = 32 << 20;
 /// Amount of a loan in advance: the smallest, which the file names.
 const CHUNK: &str = "[borrowing]\nchunk = \"4M\"\n";
 const CHUNK_BYTES: u64 = 4 << 20;
+/// Time until a request that waits is in progress, after it has connected.
+const REQUEST_TIME: Duration = Duration::from_millis(500);
+
+impl Cells {
+    /// Memory that cell 0 has lent cell 1, as both report it, in bytes.
+    #[track_caller]
+    fn lent_bytes(&self) -> u64 {
+        let status = self.status();
+        let sum = |parts: &Value| -> u64 {
+            let parts = parts.as_array().expect("an array").iter();
+            parts.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
+        };
+        let lent = sum(&status[0]["lent"]);
+        assert_eq!(lent, sum(&status[1]["borrowed"]), "{status:?}");
+        lent
+    }
+
+    /// Requests to the VM that wait for its end. All are under way.
+    #[track_caller]
+    fn requests(&self) -> Vec<Running> {
+        let requests = [&["wait", NAME][..], &["stop", NAME, "--limit", "600"]];
+        let requests: Vec<Running> = requests
+            .into_iter()
+            .map(|words| self.call(words.iter().copied()).spawn())
+            .collect();
+        for request in &requests {
+            wait::until("a request that has connected", SOON, || {
+                has_socket(request.pid()).then_some(())
+            });
+        }
+        std::thread::sleep(REQUEST_TIME);
+        requests
+    }
+}
+
+fn has_socket(pid: u32) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd"));
+    let links = files
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|file| fs::read_link(file.path()).ok());
+    links
+        .into_iter()
+        .any(|link| link.to_string_lossy().starts_with("socket:"))
+}
 
 /// The inodes of the guest memory that a process has mapped.
 fn guest_memory(pid: &str) -> BTreeSet<u64> {

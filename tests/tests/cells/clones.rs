@@ -1,8 +1,9 @@
 //! Clones whose parent ends at the fault points of its freeze.
 
-use guest_tests::cells::{Cells, END_LIMIT, NAME, SMALL, SOON};
 use guest_tests::fault_points::FaultPoints;
 use guest_tests::host;
+
+use super::{Cells, END_LIMIT, NAME, SMALL, SOON};
 
 /// The names of the VMs that run.
 #[track_caller]

@@ -2,13 +2,14 @@
 
 use std::fs;
 
-use guest_tests::cells::{BY_COMMAND, Cells, NAME, SMALL, SOON, as_pid};
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::command::Call;
 use guest_tests::fault_points::FaultPoints;
 use guest_tests::halting::spinning_guest;
 use guest_tests::{Scratch, host, wait};
 use serde_json::{Value, json};
+
+use super::{BY_COMMAND, Cells, NAME, SMALL, SOON, as_pid};
 
 const GANGS: &str = "[scheduling]\ncpus = \"gangs\"\n";
 /// Exit status of a VM that has ended with a cell on which it depended.

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use guest_tests::cells::{Cells, SOON, as_pid};
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::halting::spinning_guest;
 use guest_tests::{Scratch, host, wait};
 use serde_json::Value;
+
+use super::{Cells, SOON, as_pid};
 
 /// Time over which CPU times are compared: 50 slices of each VM.
 const MEASURED: Duration = Duration::from_secs(3);

@@ -5,9 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use guest_tests::cells::{Cells, END_LIMIT, SMALL, SOON, as_pid};
 use guest_tests::command::{Call, Output, Running};
 use guest_tests::{host, wait};
+
+use super::{Cells, END_LIMIT, SMALL, SOON, as_pid};
 
 /// A shard that ignores its end is gone by then. A host in software gets more.
 const GONE_LIMIT: Duration = Duration::from_secs(1);

@@ -12,3 +12,6 @@ mod promises;
 mod regions;
 mod stops;
 mod top;
+mod two_cells;
+
+use two_cells::{BY_COMMAND, Cells, END_LIMIT, NAME, SMALL, SOON, as_pid};

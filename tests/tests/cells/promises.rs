@@ -4,11 +4,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use guest_tests::cells::{BY_COMMAND, Cells, as_pid};
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::halting::{NUMBERED_BYTES, numbering_guest, numbering_guest_of};
 use guest_tests::{Scratch, host, wait};
 use serde_json::Value;
+
+use super::{BY_COMMAND, Cells, as_pid};
 
 const MIB: u64 = 1 << 20;
 /// Time limit until guests have paged for a while, on an emulated host that other loads slow down.

@@ -3,11 +3,12 @@
 
 use std::fs;
 
-use guest_tests::cells::{Cells, SOON};
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::halting::{halting_guest, region_guest};
 use guest_tests::{Scratch, host, wait};
 use serde_json::{Value, json};
+
+use super::{Cells, SOON};
 
 const MIB: u64 = 1 << 20;
 /// The region, of cell 0: VMs whose names begin with `w` write it, those with `r` read it.

@@ -1,9 +1,10 @@
 //! Orders to single vCPUs of a VM over two cells, and KVM's statistics of them. The guest halts at once, so
 //! its vCPUs wait outside the guest, where a signal does not wake them.
 
-use guest_tests::cells::{Cells, NAME, SOON, as_pid};
 use guest_tests::{host, wait};
 use serde_json::Value;
+
+use super::{Cells, NAME, SOON, as_pid};
 
 /// Stops of a vCPU in all shards: their number, and the time for which its threads were parked, nanoseconds.
 #[track_caller]

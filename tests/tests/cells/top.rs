@@ -1,8 +1,9 @@
 //! `mirrorball top` beside a cell that does not answer.
 
-use guest_tests::cells::{Cells, NAME, SMALL, SOON};
 use guest_tests::{host, wait};
 use serde_json::Value;
+
+use super::{Cells, NAME, SMALL, SOON};
 
 /// Promise CMD-30.
 #[test]

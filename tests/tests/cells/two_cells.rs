@@ -1,45 +1,42 @@
-//! Cells with a runtime directory of their own, and VMs of a few instructions in them, which any KVM runs.
+//! Two cells with a runtime directory of their own, and VMs of a few instructions in them, which any KVM runs.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::cluster::allowed_cpus;
-use crate::command::{Call, Running};
-use crate::halting::{end_cells, halting_guest};
-use crate::{Scratch, host, mirrorball, wait};
+use guest_tests::cluster::allowed_cpus;
+use guest_tests::command::{Call, Running};
+use guest_tests::halting::{end_cells, halting_guest};
+use guest_tests::{Scratch, host, mirrorball, wait};
 
 /// Time limit of a short step on an emulated host.
-pub const SOON: Duration = Duration::from_secs(60);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 /// Time limit until a shard has ended with its keeper, and its memory is free.
-pub const END_LIMIT: Duration = Duration::from_secs(5);
-/// Time until a request that waits is in progress, after it has connected.
-const REQUEST_TIME: Duration = Duration::from_millis(500);
+pub(super) const END_LIMIT: Duration = Duration::from_secs(5);
 /// The VM of most tests.
-pub const NAME: &str = "web";
+pub(super) const NAME: &str = "web";
 /// Keys of a VM that needs no loan, in either cell.
-pub const SMALL: &str = "memory = \"64M\"\n";
+pub(super) const SMALL: &str = "memory = \"64M\"\n";
 /// Cells lend by command only.
-pub const BY_COMMAND: &str = "[borrowing]\nautomatic = false\n";
+pub(super) const BY_COMMAND: &str = "[borrowing]\nautomatic = false\n";
 
 /// Two cells of a CPU and 192 MiB each. They and their VMs end when this is dropped.
-pub struct Cells {
-    pub scratch: Scratch,
+pub(super) struct Cells {
+    pub(super) scratch: Scratch,
     file: PathBuf,
     guest: PathBuf,
 }
 
 impl Cells {
     #[track_caller]
-    pub fn up(test: &str) -> Self {
+    pub(super) fn up(test: &str) -> Self {
         Self::up_with(test, BY_COMMAND)
     }
 
     /// Brings up cells with this table of borrowing.
     #[track_caller]
-    pub fn up_with(test: &str, borrowing: &str) -> Self {
+    pub(super) fn up_with(test: &str, borrowing: &str) -> Self {
         let scratch = Scratch::new(test);
         let cells = allowed_cpus().map(|cpu| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"192M\"\n"));
         let cells: Vec<String> = cells.take(2).collect();
@@ -53,7 +50,7 @@ impl Cells {
 
     /// Brings up the cells of a file's text, for VMs with this guest.
     #[track_caller]
-    pub fn up_of(scratch: Scratch, text: &str, guest: &[u8]) -> Self {
+    pub(super) fn up_of(scratch: Scratch, text: &str, guest: &[u8]) -> Self {
         // Ended even if they come up half.
         let cells = Self {
             file: scratch.write("cluster.toml", text),
@@ -65,17 +62,17 @@ impl Cells {
     }
 
     #[track_caller]
-    pub fn up_again(&self) {
+    pub(super) fn up_again(&self) {
         let file = self.file.to_str().expect("UTF-8");
         self.call(["cluster", "up", file, "--lab", "never"]).ok();
     }
 
-    pub fn call<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Call {
+    pub(super) fn call<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Call {
         self.with_settings(mirrorball(arguments))
     }
 
     /// A call that these cells serve.
-    pub fn with_settings(&self, call: Call) -> Call {
+    pub(super) fn with_settings(&self, call: Call) -> Call {
         call.limit(SOON)
             .env("MIRRORBALL_IN_LAB", "1")
             .env("MIRRORBALL_RUNTIME", self.scratch.join("runtime"))
@@ -84,13 +81,13 @@ impl Cells {
     }
 
     /// Moves memory of cell 0 to cell 1, or back.
-    pub fn loan(&self, verb: &str, size: &str) -> Call {
+    pub(super) fn loan(&self, verb: &str, size: &str) -> Call {
         let (from, to) = if verb == "lend" { ("0", "1") } else { ("1", "0") };
         self.call(["cluster", verb, size, "--from", from, "--to", to])
     }
 
     /// Writes a VM file with these keys and an exclusive disk.
-    pub fn vm_file(&self, name: &str, keys: &str, disk: Option<&Path>) -> String {
+    pub(super) fn vm_file(&self, name: &str, keys: &str, disk: Option<&Path>) -> String {
         let disk = disk.map_or_else(String::new, |disk| {
             format!("[[disks]]\npath = {disk:?}\nmode = \"exclusive\"\npersistent = true\n")
         });
@@ -102,7 +99,7 @@ impl Cells {
 
     /// Starts a VM that its command follows, and waits until it runs.
     #[track_caller]
-    pub fn follow(&self, file: &str) -> Running {
+    pub(super) fn follow(&self, file: &str) -> Running {
         let run = self.call(["run", file]).spawn();
         wait::until("a VM that runs", SOON, || {
             let vm = self.inspect(NAME)?;
@@ -112,27 +109,27 @@ impl Cells {
     }
 
     /// The output of `inspect` for a VM; none if it does not run.
-    pub fn inspect(&self, name: &str) -> Option<Value> {
+    pub(super) fn inspect(&self, name: &str) -> Option<Value> {
         let output = self.call(["inspect", name]).run();
         (output.status == 0).then(|| output.json())
     }
 
     /// A process of the VM.
     #[track_caller]
-    pub fn pid(&self, key: &str) -> u32 {
+    pub(super) fn pid(&self, key: &str) -> u32 {
         let vm = self.inspect(NAME).expect("the VM runs");
         as_pid(&vm[key]).unwrap_or_else(|| panic!("no {key} in {vm:#}"))
     }
 
     #[track_caller]
-    pub fn status(&self) -> Vec<Value> {
+    pub(super) fn status(&self) -> Vec<Value> {
         let status = self.call(["cluster", "status", "--json"]).ok().json();
         status.as_array().expect("an array").clone()
     }
 
     /// The guard of a cell, and the cell's process.
     #[track_caller]
-    pub fn processes(&self, number: usize) -> [u32; 2] {
+    pub(super) fn processes(&self, number: usize) -> [u32; 2] {
         // The guard replaces a process that stood still for long, a moment after it goes on.
         wait::until("the cell's process", SOON, || {
             let pid = as_pid(&self.status()[number]["pid"])?;
@@ -142,7 +139,7 @@ impl Cells {
 
     /// Waits until both cells run, and cell 1 has these VMs, none of which a monitor serves.
     #[track_caller]
-    pub fn wait_served(&self, names: &[&str]) {
+    pub(super) fn wait_served(&self, names: &[&str]) {
         wait::until("VMs that their cell serves", SOON, || {
             let status = self.call(["cluster", "status", "--json"]).run();
             let status = (status.status == 0).then(|| status.json())?;
@@ -151,36 +148,6 @@ impl Cells {
             let served = |name: &&str| self.inspect(name).is_some_and(|vm| vm["monitor_pid"] == pid);
             (runs == [true, true] && names_of(&status[1]) == names && names.iter().all(served)).then_some(())
         });
-    }
-
-    /// Memory that cell 0 has lent cell 1, as both report it, in bytes.
-    #[track_caller]
-    pub fn lent_bytes(&self) -> u64 {
-        let status = self.status();
-        let sum = |parts: &Value| -> u64 {
-            let parts = parts.as_array().expect("an array").iter();
-            parts.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
-        };
-        let lent = sum(&status[0]["lent"]);
-        assert_eq!(lent, sum(&status[1]["borrowed"]), "{status:?}");
-        lent
-    }
-
-    /// Requests to the VM that wait for its end. All are under way.
-    #[track_caller]
-    pub fn requests(&self) -> Vec<Running> {
-        let requests = [&["wait", NAME][..], &["stop", NAME, "--limit", "600"]];
-        let requests: Vec<Running> = requests
-            .into_iter()
-            .map(|words| self.call(words.iter().copied()).spawn())
-            .collect();
-        for request in &requests {
-            wait::until("a request that has connected", SOON, || {
-                has_socket(request.pid()).then_some(())
-            });
-        }
-        std::thread::sleep(REQUEST_TIME);
-        requests
     }
 }
 
@@ -193,23 +160,11 @@ impl Drop for Cells {
 }
 
 /// A process id in JSON.
-pub fn as_pid(value: &Value) -> Option<u32> {
+pub(super) fn as_pid(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
 fn names_of(cell: &Value) -> Vec<&str> {
     let vms = cell["vms"].as_array().into_iter().flatten();
     vms.filter_map(Value::as_str).collect()
-}
-
-fn has_socket(pid: u32) -> bool {
-    let files = fs::read_dir(format!("/proc/{pid}/fd"));
-    let links = files
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|file| fs::read_link(file.path()).ok());
-    links
-        .into_iter()
-        .any(|link| link.to_string_lossy().starts_with("socket:"))
 }
