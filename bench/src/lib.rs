@@ -10,6 +10,7 @@ pub mod programs;
 pub mod stress_memory;
 pub mod svg;
 pub mod tables;
+pub mod tiny_vm;
 
 /// Result of any step; an error ends the bench.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use bench::Outcome;
 use bench::mirrorball::{Cluster, Mirrorball};
+use bench::tiny_vm::{Working, copy_program};
 
 use crate::kinds::{Locks, Program, Scheduling};
-use crate::vm::{Vm, Working};
+use crate::vm::{Vm, round_us};
 
 /// The names of the VMs.
 const VMS: [&str; 2] = ["one", "two"];
@@ -60,11 +61,7 @@ pub struct Bench {
 impl Bench {
     /// Keeps a copy of the guest's program, which is beside this one, with those of Mirrorball.
     pub fn new(mirrorball: Mirrorball) -> Outcome<Self> {
-        let guest = mirrorball.folder().join("bench-gangs-guest");
-        fs::copy(
-            std::env::current_exe()?.with_file_name("bench-gangs-guest"),
-            &guest,
-        )?;
+        let guest = copy_program(&mirrorball, "bench-gangs-guest")?;
         let cpus = bench::cpu::two()?;
         Ok(Self {
             mirrorball,
@@ -173,5 +170,8 @@ fn measure(program: Program, work: u64, vms: &[&Vm<'_>]) -> Outcome<Vec<f64>> {
     working.iter_mut().try_for_each(Working::ready)?;
     working.iter_mut().try_for_each(Working::go)?;
     // All go on until the last one has its figure.
-    working.iter_mut().map(Working::round_us).collect()
+    working
+        .iter_mut()
+        .map(|working| round_us(&working.result()?))
+        .collect()
 }

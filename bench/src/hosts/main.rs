@@ -140,19 +140,14 @@ fn sample(take: impl Fn() -> Outcome<f64>) -> Outcome<f64> {
 /// A VM of the first cell.
 fn vm(number: usize, memory_bytes: u64) -> AdmitVm {
     AdmitVm {
-        name: format!("vm{number}"),
-        share: VmShare {
-            vcpus: 1,
-            memory_bytes,
-        },
-        own: false,
         only: Some(0),
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
-        cells: Vec::new(),
-        borrowed_cpus: Vec::new(),
-        regions: Vec::new(),
+        ..AdmitVm::new(
+            format!("vm{number}"),
+            VmShare {
+                vcpus: 1,
+                memory_bytes,
+            },
+        )
     }
 }
 

@@ -147,20 +147,15 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
                 cells.push(number);
                 cells.extend(chance.one_of(&numbers).filter(|other| *other != number));
             }
+            let name = format!("vm{}", chance.below(plot.names));
+            let share = VmShare {
+                vcpus: 1 + chance.below(4) as u32,
+                memory_bytes: (1 + chance.below(16)) << 28,
+            };
             let host = AdmitVm {
-                name: format!("vm{}", chance.below(plot.names)),
-                share: VmShare {
-                    vcpus: 1 + chance.below(4) as u32,
-                    memory_bytes: (1 + chance.below(16)) << 28,
-                },
                 only: chance.once_in(4).then_some(number),
-                own: false,
-                sent: false,
-                runs: false,
-                borrowed: Vec::new(),
                 cells,
-                borrowed_cpus: Vec::new(),
-                regions: Vec::new(),
+                ..AdmitVm::new(name, share)
             };
             world.ask_for_place(number, host);
         }

@@ -191,10 +191,11 @@ impl Sending {
 }
 
 impl Receiving {
-    /// Passes every message to `heard`, and returns when the other cell is dead or sends an invalid message.
-    pub fn run(self, mut heard: impl FnMut(CellMessage)) {
+    /// Passes every message to `heard`, with its length in bytes. Returns when the other cell is dead or
+    /// sends an invalid message.
+    pub fn run(self, mut heard: impl FnMut(CellMessage, usize)) {
         self.0.run(&mut |bytes| {
-            heard(encoding::decode(bytes)?);
+            heard(encoding::decode(bytes)?, bytes.len());
             Ok(())
         });
     }

@@ -120,19 +120,16 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         return Err(no_region_here(&region.name));
     }
     let host = AdmitVm {
-        name: name.to_owned(),
-        share: VmShare {
-            vcpus: u32::from(spec.cpus),
-            memory_bytes: spec.counted().0,
-        },
         only: spec.cell,
-        own: false,
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
         cells: spec.cells.clone(),
-        borrowed_cpus: Vec::new(),
         regions: regions::grants(&files, spec)?,
+        ..AdmitVm::new(
+            name.to_owned(),
+            VmShare {
+                vcpus: u32::from(spec.cpus),
+                memory_bytes: spec.counted().0,
+            },
+        )
     };
     if !own_cells {
         return begin_at_host(&host, spec);
@@ -160,16 +157,8 @@ pub(in crate::cluster) fn begin_for_user(
     only: Option<u16>,
 ) -> Result<Reservation, ReservationError> {
     let host = AdmitVm {
-        name: owned_name(uid, name),
-        share,
         only,
-        own: false,
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
-        cells: Vec::new(),
-        borrowed_cpus: Vec::new(),
-        regions: Vec::new(),
+        ..AdmitVm::new(owned_name(uid, name), share)
     };
     begin_of_cells(files, &host)
 }

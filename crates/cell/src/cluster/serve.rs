@@ -1,10 +1,11 @@
-//! The process of one cell: every event goes to one thread, which owns the state.
+//! The process of one cell: one thread at a time handles an event, with the cell's state ([`events`]).
 
 mod adoptions;
 mod allocation_rate;
 mod assertions;
 mod calls;
 mod clients;
+mod events;
 mod places;
 mod recovery;
 mod region_actions;
@@ -16,13 +17,12 @@ use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
-use std::time::Duration;
 
 use config::cluster::{CellPlan, CpuScheduler, Site};
 use fault_point::fault_point;
 use hostinfo::{facts, topology};
 use protocol::CellId;
+use protocol::multicast::Packet;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL, owner_of};
 use registry::journal::{self, Change};
@@ -33,6 +33,7 @@ use urpc::host::measure_block_ns;
 
 use self::adoptions::Adoptions;
 use self::assertions::Asserted;
+use self::events::{EventQueue, Handle};
 use self::region_actions::SoughtRegion;
 use self::regions::RegionFiles;
 use self::remote_cells::RemoteCells;
@@ -51,6 +52,14 @@ use crate::memory_watch::MemoryWatch;
 use crate::monitor::raise_file_limit;
 use crate::scheduler::Scheduler;
 use crate::socket::bind;
+
+/// Maximum length of a message that a link's thread handles itself, in bytes. While such a thread waits for
+/// room in a channel to another cell, it receives nothing, and two cells could wait for each other. So the
+/// messages that it sends meanwhile must be few and short. A channel takes some 50 KiB, even if nobody reads.
+const SHORT_MESSAGE_BYTES_MAX: usize = 2 << 10;
+
+/// Events of a cell.
+type Events = EventQueue<Cell>;
 
 enum Event {
     Linked(Box<Link>),
@@ -110,7 +119,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         false => Ok(()),
     };
     may_run()?;
-    let (events, happened) = mpsc::channel();
+    let events = Events::start()?;
     let hosts = files
         .site()?
         .map(|site| Hosts::open(site).map_err(io::Error::other)?.with_shared_memory())
@@ -162,7 +171,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         )?);
     }
     calls::call_others(files.clone(), calls, remote_cells.clone(), calling, &events)?;
-    later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
+    events.post_after(ORPHANS_LIMIT, Event::OrphansLate);
     let mut cell = Cell {
         number,
         own,
@@ -175,11 +184,11 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         remote_cells,
         ticking: false,
         passing: false,
-        events,
+        events: events.clone(),
     };
     cell.begin()?;
     cell.adoptions.begin_to_watch_memory(watch)?;
-    cell.run(me, happened)
+    run(me, &events, cell)
 }
 
 /// Starts the drivers of the cell's CPUs, if the cluster file asks for them.
@@ -226,11 +235,39 @@ fn initial_state(
     Ok(state)
 }
 
+/// Serves events until the cell ends by order.
+///
+/// # Errors
+/// The reason why another process has to be the cell.
+fn run(me: CellId, events: &Events, cell: Cell) -> io::Result<()> {
+    info!("cell {me} runs");
+    journal::note(Change::CellUp {
+        cell: me.number,
+        life: me.life,
+        pid: std::process::id(),
+    });
+    let (cell, end) = events.run(Box::new(cell));
+    if let End::StartAnew(why) = end {
+        return Err(io::Error::other(why));
+    }
+    info!("cell {me} ends by order");
+    cell.adoptions.end_scheduling();
+    journal::note(Change::CellDown { cell: me.number });
+    Ok(())
+}
+
 /// The next step after an event.
 #[derive(Debug, PartialEq)]
 enum Next {
     GoOn,
-    End,
+    End(End),
+}
+
+/// The end of a cell's process.
+#[derive(Debug, PartialEq)]
+enum End {
+    /// By order.
+    Ordered,
     /// Another cell takes this one for dead, so it must die.
     StartAnew(String),
 }
@@ -250,7 +287,35 @@ struct Cell {
     ticking: bool,
     /// Whether a pass over loans is scheduled.
     passing: bool,
-    events: Sender<Event>,
+    events: Events,
+}
+
+impl Next {
+    fn start_anew(why: String) -> Self {
+        Self::End(End::StartAnew(why))
+    }
+}
+
+impl Handle for Cell {
+    type Event = Event;
+    type End = End;
+
+    fn handle(&mut self, event: Event) -> Option<End> {
+        match self.take(event) {
+            Next::GoOn => None,
+            Next::End(end) => Some(end),
+        }
+    }
+
+    /// Everything but what may be followed by many messages, or long ones ([`SHORT_MESSAGE_BYTES_MAX`]): the
+    /// hello of a cell, with which a link begins, and all messages before the cell has the others' hellos.
+    fn allows_any_thread(&self, event: &Event) -> bool {
+        match event {
+            Event::Received(_, Packet::Direct { begins: true, .. }) => false,
+            Event::Received(..) => self.state.has_started(),
+            _ => true,
+        }
+    }
 }
 
 impl Cell {
@@ -271,30 +336,6 @@ impl Cell {
                     error!(%error, "the VMs of the cell's last process are not adopted");
                 }
             })?;
-        Ok(())
-    }
-
-    /// Serves events until the cell ends by order.
-    ///
-    /// # Errors
-    /// The reason why another process has to be the cell.
-    fn run(&mut self, me: CellId, happened: mpsc::Receiver<Event>) -> io::Result<()> {
-        info!("cell {me} runs");
-        journal::note(Change::CellUp {
-            cell: self.number,
-            life: me.life,
-            pid: std::process::id(),
-        });
-        for event in happened {
-            match self.take(event) {
-                Next::GoOn => {}
-                Next::End => break,
-                Next::StartAnew(why) => return Err(io::Error::other(why)),
-            }
-        }
-        info!("cell {me} ends by order");
-        self.adoptions.end_scheduling();
-        journal::note(Change::CellDown { cell: self.number });
         Ok(())
     }
 
@@ -353,10 +394,11 @@ impl Cell {
                 match self.peers.check_end(cell, runs, ran) {
                     EndedLink::Settled => {}
                     EndedLink::LooksAlive => {
-                        _ = later(LINK_END_CHECK_DELAY, Event::LinkEnded(cell, true), &self.events)
+                        let event = Event::LinkEnded(cell, true);
+                        self.events.post_after(LINK_END_CHECK_DELAY, event);
                     }
                     EndedLink::StartsAnew => {
-                        return Next::StartAnew(format!("cell {cell} takes this one for dead"));
+                        return Next::start_anew(format!("cell {cell} takes this one for dead"));
                     }
                 }
                 Vec::new()
@@ -381,9 +423,9 @@ impl Cell {
                 self.passing = false;
                 self.state.pass()
             }
-            Event::VersionMismatch(why) => return Next::StartAnew(why),
+            Event::VersionMismatch(why) => return Next::start_anew(why),
             Event::Changed(MembershipEvent::Evicted) => {
-                return Next::StartAnew("the other hosts take this cell for dead".to_owned());
+                return Next::start_anew("the other hosts take this cell for dead".to_owned());
             }
             Event::Changed(MembershipEvent::Lapsed(cell)) => {
                 info!("the names of cell {cell}'s VMs are free: its host has ended them");
@@ -402,12 +444,14 @@ impl Cell {
         let probes = self.state.region_probes();
         ends |= self.act(probes);
         if !self.ticking && self.state.needs_tick() {
-            self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
+            self.ticking = true;
+            self.events.post_after(TICK, Event::Tick);
         }
         if !self.passing && self.state.needs_pass() {
-            self.passing = later(BORROWING_PERIOD, Event::Pass, &self.events).is_ok();
+            self.passing = true;
+            self.events.post_after(BORROWING_PERIOD, Event::Pass);
         }
-        if ends { Next::End } else { Next::GoOn }
+        if ends { Next::End(End::Ordered) } else { Next::GoOn }
     }
 
     /// Serves a client's request. A cordon that can't be written down is refused here, without actions.
@@ -489,7 +533,8 @@ impl Cell {
     /// dead.
     fn parted(&self, cell: CellId) {
         if self.peers.must_check_end(cell) {
-            let _ = later(LINK_END_CHECK_DELAY, Event::LinkEnded(cell, false), &self.events);
+            self.events
+                .post_after(LINK_END_CHECK_DELAY, Event::LinkEnded(cell, false));
         }
     }
 
@@ -497,8 +542,8 @@ impl Cell {
     fn watch(&self, client: Client) {
         let awaited = self.state.awaited(client);
         if !awaited.is_empty() {
-            // Without a thread to spare no check is made.
-            let _ = later(ANSWER_TIMEOUT, Event::Overdue(client, awaited), &self.events);
+            self.events
+                .post_after(ANSWER_TIMEOUT, Event::Overdue(client, awaited));
         }
     }
 
@@ -519,17 +564,23 @@ impl Cell {
             .name(format!("from {peer}"))
             .spawn(move || {
                 // The main thread ends with the process.
-                receiving.run(|message| _ = heard.send(Event::Received(peer, message)));
-                let _ = dead.send(Event::Dead(peer));
+                receiving.run(|message, length| {
+                    let event = Event::Received(peer, message);
+                    match length <= SHORT_MESSAGE_BYTES_MAX {
+                        true => heard.handle(event),
+                        false => heard.post(event),
+                    }
+                });
+                dead.post(Event::Dead(peer));
             });
         if reader.is_err() {
             return Vec::new();
         }
         info!("linked to cell {peer} by {transport}");
         self.peers.linked(peer, sending);
-        let _ = later(HELLO_TIMEOUT, Event::HelloDue(peer), &self.events);
+        self.events.post_after(HELLO_TIMEOUT, Event::HelloDue(peer));
         // The cell may have a record of VMs here that no process holds.
-        let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
+        self.events.post_after(ORPHANS_LIMIT, Event::OrphansLate);
         self.state.linked(peer, version >= GATHERS_REPLIES)
     }
 
@@ -609,7 +660,7 @@ impl Cell {
                     }
                     Action::ReportVcpus(client) => {
                         let events = self.events.clone();
-                        let told = move |answer| _ = events.send(Event::Responded(client, answer));
+                        let told = move |answer| events.post(Event::Responded(client, answer));
                         if let Err(error) = self.adoptions.begin_to_list_vcpus(told) {
                             let why = error.to_string();
                             self.answer(client, &CellResponse::Refused { why });
@@ -620,14 +671,15 @@ impl Cell {
                     }
                     Action::ReportAdopted(client) => {
                         let events = self.events.clone();
-                        let told = move |answer| _ = events.send(Event::Responded(client, answer));
+                        let told = move |answer| events.post(Event::Responded(client, answer));
                         if let Err(error) = self.adoptions.begin_to_await_first(told) {
                             let why = error.to_string();
                             self.answer(client, &CellResponse::Refused { why });
                         }
                     }
                     Action::AwaitLeft(name, number) => {
-                        let _ = later(ORPHANS_LIMIT, Event::LeftLate(name, number), &self.events);
+                        self.events
+                            .post_after(ORPHANS_LIMIT, Event::LeftLate(name, number));
                     }
                     Action::EndVm { name, failed } => {
                         warn!(vm = name, "the VM ends, since cell {failed} has failed");
@@ -638,7 +690,7 @@ impl Cell {
                     }
                     Action::AwaitEnd(failed) => {
                         let events = self.events.clone();
-                        let told = move || _ = events.send(Event::NoDependents(failed));
+                        let told = move || events.post(Event::NoDependents(failed));
                         if let Err(error) = recovery::await_end(&self.files, failed, told) {
                             error!(%error, "the ends of the VMs of the failed cell {failed} are not awaited");
                         }
@@ -686,13 +738,4 @@ fn names(site: &Site) -> String {
 fn fresh(path: &Path) -> io::Result<UnixListener> {
     let _ = std::fs::remove_file(path);
     bind(path)
-}
-
-fn later(time: Duration, event: Event, events: &Sender<Event>) -> io::Result<()> {
-    let events = events.clone();
-    std::thread::Builder::new().name("later".into()).spawn(move || {
-        std::thread::sleep(time);
-        let _ = events.send(event);
-    })?;
-    Ok(())
 }

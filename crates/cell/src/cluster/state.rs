@@ -275,6 +275,11 @@ impl State {
         acts
     }
 
+    /// Whether all cells that ran when this one started have sent their hellos, so that it gives VMs places.
+    pub fn has_started(&self) -> bool {
+        self.early.is_none()
+    }
+
     /// Handles VMs and clients that came early, once the memory that this cell's VMs use is known from all
     /// other cells.
     fn release(&mut self) -> Vec<Action> {

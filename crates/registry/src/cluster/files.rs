@@ -346,8 +346,9 @@ impl CellFiles {
     }
 
     /// Records the memory that the cell has lent. The record outlives the process, not a restart of the host.
+    /// Only the cell's process calls it, which holds the directory's lock.
     pub fn keep_lent(&self, lent: &Amounts) -> io::Result<()> {
-        replace_volatile(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
+        private::replace_own_file(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
     }
 
     /// The part of the lent memory that borrowers requested, by borrower; empty without a record.
@@ -363,7 +364,7 @@ impl CellFiles {
     /// Records the part of the lent memory that borrowers requested. It lasts as long as that of
     /// [`CellFiles::keep_lent`].
     pub fn keep_lent_on_request(&self, lent: &Amounts) -> io::Result<()> {
-        replace_volatile(&self.0.join("lent-on-request.json"), &serde_json::to_vec(lent)?)
+        private::replace_own_file(&self.0.join("lent-on-request.json"), &serde_json::to_vec(lent)?)
     }
 
     fn forget_lent(&self) -> io::Result<()> {
@@ -375,11 +376,6 @@ impl CellFiles {
 /// Replaces a file whole. Only this user can read it.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_file(path, private::FILE_MODE, text)
-}
-
-/// Replaces a file that must outlive its writer and not the host.
-fn replace_volatile(path: &Path, text: &[u8]) -> io::Result<()> {
-    replace_volatile_file(path, private::FILE_MODE, text)
 }
 
 /// Removes a file, which may be missing.

@@ -199,6 +199,24 @@ pub struct AdmitVm {
     pub regions: Vec<RegionGrant>,
 }
 
+impl AdmitVm {
+    /// The first request for a VM that any cell may take, with memory of any other one.
+    pub fn new(name: String, share: VmShare) -> Self {
+        Self {
+            name,
+            share,
+            only: None,
+            own: false,
+            sent: false,
+            runs: false,
+            borrowed: Vec::new(),
+            cells: Vec::new(),
+            borrowed_cpus: Vec::new(),
+            regions: Vec::new(),
+        }
+    }
+}
+
 /// A client's request to a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]

@@ -104,19 +104,14 @@ fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() 
 /// A VM of this name for one cell.
 fn vm_for(cell: u16, name: &str) -> AdmitVm {
     AdmitVm {
-        name: name.to_owned(),
-        share: VmShare {
-            vcpus: 1,
-            memory_bytes: 1 << 28,
-        },
         only: Some(cell),
-        own: false,
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
-        cells: Vec::new(),
-        borrowed_cpus: Vec::new(),
-        regions: Vec::new(),
+        ..AdmitVm::new(
+            name.to_owned(),
+            VmShare {
+                vcpus: 1,
+                memory_bytes: 1 << 28,
+            },
+        )
     }
 }
 

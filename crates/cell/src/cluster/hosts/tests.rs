@@ -192,7 +192,7 @@ fn a_removed_hosts_link_ends_within_a_second_and_no_other_is_made() {
     let _near = near.expect("no call back");
     urpc::tls::revoke(keys.path(), "alpha").unwrap();
     let since = Instant::now();
-    far.receiving.run(|message| panic!("{message:?}"));
+    far.receiving.run(|message, _| panic!("{message:?}"));
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
     assert!(alpha.call(id(0), 1, &CallTable::new(id(0))).is_err());
     assert!(links.try_recv().is_err());

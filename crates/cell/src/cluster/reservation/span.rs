@@ -314,20 +314,16 @@ fn begin_part_in(
     memory_bytes: u64,
 ) -> Result<Reservation, ReservationError> {
     let host = AdmitVm {
-        name: shard_name(vm, part),
-        share: VmShare {
-            vcpus: u32::from(vcpus),
-            memory_bytes,
-        },
         only: Some(cell),
         // The guest assumes that memory is near.
         own: true,
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
-        cells: Vec::new(),
-        borrowed_cpus: Vec::new(),
-        regions: Vec::new(),
+        ..AdmitVm::new(
+            shard_name(vm, part),
+            VmShare {
+                vcpus: u32::from(vcpus),
+                memory_bytes,
+            },
+        )
     };
     ask_once_it_runs(files, cell, &host)
 }

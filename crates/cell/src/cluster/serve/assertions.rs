@@ -2,12 +2,11 @@
 //! the transport of the next links.
 //!
 //! The file is read when the cell starts, and again when it has changed and a client requests a place: by the
-//! client's thread, so that a slow disk delays that client alone. The facts reach the thread of events
-//! before the client's request does. While the file is wrong the former facts stay in
+//! client's thread, so that a slow disk delays that client alone. The facts are handled before
+//! the client's request. While the file is wrong the former facts stay in
 //! force.
 
 use std::io;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use hostinfo::capacity::{self, AssertionWatch};
@@ -17,7 +16,7 @@ use policy::placement::Assertions;
 use registry::cluster::files::Files;
 use tracing::{info, warn};
 
-use super::Event;
+use super::{Event, Events};
 use crate::cluster::routes::MulticastRoutes;
 
 /// The asserted facts in force, with the costs of messages by them.
@@ -64,16 +63,12 @@ impl Reader {
         Ok((Arc::new(Self { files, watch }), asserted))
     }
 
-    /// Sends the facts to the thread of events, if the file has changed and is right.
-    pub(super) fn send_changes(&self, events: &Sender<Event>) {
+    /// Sends the facts as an event, if the file has changed and is right.
+    pub(super) fn send_changes(&self, events: &Events) {
         self.send_changes_of(events, || InForce::read_and_keep(&self.files));
     }
 
-    fn send_changes_of(
-        &self,
-        events: &Sender<Event>,
-        read: impl FnOnce() -> Result<InForce, facts::FileError>,
-    ) {
+    fn send_changes_of(&self, events: &Events, read: impl FnOnce() -> Result<InForce, facts::FileError>) {
         let mut watch = self.watch.lock().ignore_poison();
         if !watch.has_changed() {
             return;
@@ -87,8 +82,7 @@ impl Reader {
         match read {
             Ok(asserted) => {
                 info!("the asserted facts have changed");
-                // Without the thread of events the process ends.
-                let _ = events.send(Event::Asserted(Box::new(asserted)));
+                events.handle(Event::Asserted(Box::new(asserted)));
             }
             Err(error) => {
                 warn!(%error, "the asserted facts have changed and can't be used; the former ones count");
@@ -100,7 +94,7 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
 
@@ -116,10 +110,10 @@ mod tests {
             files: Files::at(folder.path()),
             watch: Mutex::new(AssertionWatch::of(Some(file.clone()))),
         };
-        let (events, happened) = mpsc::channel();
+        let events = Events::start().unwrap();
         let cordoned = || {
             reader.send_changes_of(&events, || in_force(&file));
-            let sent = happened.try_iter().map(|event| match event {
+            let sent = std::iter::from_fn(|| events.next(Duration::ZERO)).map(|event| match event {
                 Event::Asserted(asserted) => asserted.capacity.0[&0].is_cordoned,
                 _ => panic!("another event"),
             });
@@ -144,7 +138,7 @@ mod tests {
             watch: Mutex::new(AssertionWatch::of(Some(file.clone()))),
         };
         std::fs::write(&file, "cell_cordoned(0)\n").unwrap();
-        let (events, happened) = mpsc::channel();
+        let events = Events::start().unwrap();
         std::thread::scope(|scope| {
             for client in 0..2 {
                 let (reader, events, file) = (&reader, events.clone(), &file);
@@ -154,18 +148,17 @@ mod tests {
                         std::thread::sleep(std::time::Duration::from_millis(100));
                         in_force(file)
                     });
-                    events.send(Event::Disconnected(client)).unwrap();
+                    events.post(Event::Disconnected(client));
                 });
             }
         });
-        let first = happened.recv().unwrap();
+        let first = events.next(Duration::from_secs(20)).unwrap();
         assert!(
             matches!(first, Event::Asserted(_)),
             "a request came before the facts"
         );
         assert_eq!(
-            happened
-                .try_iter()
+            std::iter::from_fn(|| events.next(Duration::ZERO))
                 .filter(|event| matches!(event, Event::Disconnected(_)))
                 .count(),
             2

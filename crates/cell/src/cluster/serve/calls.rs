@@ -3,13 +3,12 @@
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use registry::cluster::files::Files;
 
 use super::remote_cells::RemoteCells;
-use super::{Event, later};
+use super::{Event, Events};
 use crate::cluster::link::local::LocalCalls;
 use crate::cluster::link::{CallTable, is_version_mismatch};
 
@@ -25,11 +24,11 @@ const CALL_PAUSES: [Duration; 5] = [
     Duration::from_secs(9),
 ];
 
-pub(super) fn take(listener: UnixListener, calls: &LocalCalls, events: &Sender<Event>) -> io::Result<()> {
+pub(super) fn take(listener: UnixListener, calls: &LocalCalls, events: &Events) -> io::Result<()> {
     let (calls, events) = (calls.clone(), events.clone());
     std::thread::Builder::new()
         .name("calls".into())
-        .spawn(move || calls.take(&listener, |link| _ = events.send(Event::Linked(Box::new(link)))))?;
+        .spawn(move || calls.take(&listener, |link| events.post(Event::Linked(Box::new(link)))))?;
     Ok(())
 }
 
@@ -38,11 +37,11 @@ pub(super) fn call_others(
     calls: LocalCalls,
     remote_cells: Option<RemoteCells>,
     calling: Arc<CallTable>,
-    events: &Sender<Event>,
+    events: &Events,
 ) -> io::Result<()> {
     let events = events.clone();
     std::thread::Builder::new().name("caller".into()).spawn(move || {
-        let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
+        let linked = |link| events.post(Event::Linked(Box::new(link)));
         let here = calls.call_all(&files, &linked);
         let there = remote_cells.map(|remote_cells| remote_cells.call_all(calls.me, &calling, &linked));
         let mut crossed = Vec::new();
@@ -52,17 +51,15 @@ pub(super) fn call_others(
         ] {
             match called {
                 Err(error) if is_version_mismatch(&error) => {
-                    let _ = events.send(Event::VersionMismatch(error.to_string()));
+                    events.post(Event::VersionMismatch(error.to_string()));
                     return;
                 }
                 called => crossed.extend(called.unwrap_or_default()),
             }
         }
-        let _ = events.send(Event::Called(crossed));
+        events.post(Event::Called(crossed));
         // Not by this thread: each call of a cell that hangs takes seconds.
-        if later(CROSSED_LIMIT, Event::Waited, &events).is_err() {
-            let _ = events.send(Event::Waited);
-        }
+        events.post_after(CROSSED_LIMIT, Event::Waited);
         for pause in CALL_PAUSES {
             std::thread::sleep(pause);
             // A cell of another version that has started since is refused, and says so itself.
@@ -74,8 +71,6 @@ pub(super) fn call_others(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use config::cluster::CellPlan;
     use protocol::CellId;
 
@@ -102,16 +97,16 @@ mod tests {
         });
         // Calls of other hosts' cells, of which there are none.
         let calling = Arc::new(CallTable::new(caller.me));
-        let (events, received) = mpsc::channel();
+        let events = Events::start().unwrap();
         call_others(files.clone(), caller, None, calling, &events).unwrap();
         // The other cell has no socket yet: this call has failed.
-        let first = received.recv_timeout(LIMIT).unwrap();
+        let first = events.next(LIMIT).unwrap();
         assert!(matches!(first, Event::Called(crossed) if crossed.is_empty()));
 
         let listener = UnixListener::bind(files.cell(5).link_socket()).unwrap();
-        take(listener, &called, &mpsc::channel().0).unwrap();
+        take(listener, &called, &Events::start().unwrap()).unwrap();
         loop {
-            match received.recv_timeout(LIMIT).expect("a link") {
+            match events.next(LIMIT).expect("a link") {
                 Event::Linked(link) => break assert_eq!(link.peer.number, 5),
                 Event::Waited => {}
                 _ => panic!("an event that is no link"),

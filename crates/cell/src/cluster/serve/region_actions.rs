@@ -10,7 +10,7 @@ use registry::cluster::interface::{CellResponse, LentMemory, OF_CELL};
 use shard_api::message::send;
 use tracing::{info, warn};
 
-use super::{Cell, Event, later, regions};
+use super::{Cell, Event, regions};
 use crate::cluster::state::{Action, Client};
 
 /// Interval between two probes of a region that has no member and is used: a process of its last member is
@@ -56,8 +56,8 @@ impl Cell {
                 };
                 let (is_to_repeat, acts) = self.state.region_probed(&name, is_used);
                 if is_to_repeat {
-                    // Without a thread to spare the region's memory stays given.
-                    let _ = later(PROBE_INTERVAL, Event::RegionProbeDue(name), &self.events);
+                    self.events
+                        .post_after(PROBE_INTERVAL, Event::RegionProbeDue(name));
                 }
                 acts
             }
@@ -98,7 +98,7 @@ impl Cell {
         let region = name.clone();
         let search = move || {
             let (found, file) = regions::search(&name, bytes, &without);
-            let _ = events.send(Event::RegionSought(SoughtRegion { name, found, file }));
+            events.post(Event::RegionSought(SoughtRegion { name, found, file }));
         };
         let thread = std::thread::Builder::new().name("region".into()).spawn(search);
         match thread {

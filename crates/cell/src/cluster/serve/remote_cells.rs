@@ -9,7 +9,7 @@ use config::cluster::{OnLost, Site};
 use protocol::CellId;
 use registry::cluster::files::CellFiles;
 
-use super::Event;
+use super::{Event, Events};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{CallTable, Link, is_version_mismatch};
 use crate::cluster::lost;
@@ -38,7 +38,7 @@ impl RemoteCells {
         listener: TcpListener,
         membership: Membership,
         calling: &Arc<CallTable>,
-        events: &Sender<Event>,
+        events: &Events,
     ) -> io::Result<Self> {
         let of_others = |(number, life): (&u16, &u32)| {
             hosts.site().is_elsewhere(*number).then_some(CellId {
@@ -58,16 +58,12 @@ impl RemoteCells {
         std::thread::Builder::new()
             .name("membership".into())
             .spawn(move || {
-                membership.run(
-                    &suspected,
-                    |news| _ = changed.send(Event::Changed(news)),
-                    confirmed,
-                )
+                membership.run(&suspected, |news| changed.post(Event::Changed(news)), confirmed)
             })?;
         let (taking, calling, linked) = (hosts.clone(), calling.clone(), events.clone());
         std::thread::Builder::new().name("hosts".into()).spawn(move || {
             taking.take(&listener, &calling, move |link| {
-                _ = linked.send(Event::Linked(Box::new(link)));
+                linked.post(Event::Linked(Box::new(link)));
             });
         })?;
         Ok(Self {

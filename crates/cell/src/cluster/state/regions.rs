@@ -268,19 +268,14 @@ impl State {
     ) -> Vec<Action> {
         let (me, name) = (self.me.number, grant.name.clone());
         let memory = AdmitVm {
-            name: ledger_name(&name),
-            share: VmShare {
-                vcpus: 0,
-                memory_bytes: bytes,
-            },
             only: Some(me),
-            own: false,
-            sent: false,
-            runs: false,
-            borrowed: Vec::new(),
-            cells: Vec::new(),
-            borrowed_cpus: Vec::new(),
-            regions: Vec::new(),
+            ..AdmitVm::new(
+                ledger_name(&name),
+                VmShare {
+                    vcpus: 0,
+                    memory_bytes: bytes,
+                },
+            )
         };
         if self.free_for(&memory) < bytes || !self.occupy(&memory) {
             if let Some(asked) = self.begin_to_borrow(client, &memory, round) {

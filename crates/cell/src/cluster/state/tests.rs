@@ -56,21 +56,13 @@ pub(in crate::cluster) fn plan(number: u16) -> CellPlan {
 }
 
 pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
-    AdmitVm {
-        name: name.to_owned(),
-        share: VmShare {
+    AdmitVm::new(
+        name.to_owned(),
+        VmShare {
             vcpus: 1,
             memory_bytes: mib << 20,
         },
-        only: None,
-        own: false,
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
-        cells: Vec::new(),
-        borrowed_cpus: Vec::new(),
-        regions: Vec::new(),
-    }
+    )
 }
 
 fn lend(to: u16, mib: u64) -> CellRequest {

@@ -34,16 +34,8 @@ fn ask_for_place(world: &mut World) {
         memory_bytes: 1 << 28,
     };
     let host = AdmitVm {
-        name: "vm".to_owned(),
-        share,
         only: Some(SOURCE),
-        own: false,
-        sent: false,
-        runs: false,
-        borrowed: Vec::new(),
-        cells: Vec::new(),
-        borrowed_cpus: Vec::new(),
-        regions: Vec::new(),
+        ..AdmitVm::new("vm".to_owned(), share)
     };
     world.ask_for_place(SOURCE, host);
 }
