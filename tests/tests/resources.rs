@@ -16,6 +16,8 @@ mod lies;
 mod promises;
 #[path = "resources/regions.rs"]
 mod regions;
+#[path = "resources/reservations.rs"]
+mod reservations;
 #[path = "resources/stops.rs"]
 mod stops;
 #[path = "resources/top.rs"]

@@ -124,6 +124,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         share: VmShare {
             vcpus: u32::from(spec.cpus),
             memory_bytes: spec.counted().0,
+            cpu_reservation_permille: spec.cpu_reservation_permille(),
         },
         only: spec.cell,
         own: false,
@@ -134,6 +135,9 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
         borrowed_cpus: Vec::new(),
         regions: regions::grants(&files, spec)?,
     };
+    if !own_cells && spec.cpu_reservation.is_some() {
+        return Err(ReservationError::NoClusterForCpu);
+    }
     if !own_cells {
         return begin_at_host(&host, spec);
     }

@@ -144,7 +144,8 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         hosts.as_ref(),
         membership.as_ref(),
         asserted,
-    )?;
+    )?
+    .with_drivers(scheduler.is_some());
     let calling = Arc::new(CallTable::new(me));
     let calls = LocalCalls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;

@@ -23,6 +23,7 @@ use regions::SharedRegions;
 mod borrowing;
 mod cordons;
 mod cpu_loans;
+mod cpu_reservations;
 mod departures;
 mod failures;
 mod forgetting;
@@ -132,6 +133,8 @@ pub struct State {
     pid: u32,
     /// Whether it takes no new VM.
     is_cordoned: bool,
+    /// Whether drivers choose what its CPUs run.
+    has_drivers: bool,
     /// The memory that is this cell's, and its use.
     ledger: Ledger,
     loans: Loans,
@@ -227,6 +230,7 @@ impl State {
             route: Route::default(),
             pid,
             is_cordoned: false,
+            has_drivers: false,
             ledger,
             loans: Loans::default(),
             borrowing: Borrowing::default(),
@@ -410,6 +414,7 @@ impl State {
             CellRequest::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
             CellRequest::LendCpu { cpu, borrower } => vec![self.lend_cpu(client, cpu, borrower)],
             CellRequest::BorrowCpus { vm, cpus } => self.borrow_cpus(client, &vm, cpus),
+            CellRequest::ReserveCpu { vm, permille } => self.reserve_cpu(client, &vm, permille),
             CellRequest::Cordon { cordoned } => self.cordon(client, cordoned),
             CellRequest::Recover { cell } => self.recover(client, cell),
             CellRequest::Forget { cells } => self.forget(client, &cells),

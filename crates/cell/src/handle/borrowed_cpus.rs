@@ -12,23 +12,18 @@
 //! the VM's cell leave such a VM to Linux: they see no CPU of another cell, and so can't run a gang on it.
 
 use std::io;
-use std::time::Duration;
 
 use config::cpulist;
 use fault_point::fault_point;
-use registry::cluster::client::Connection;
-use registry::cluster::files::Files;
-use registry::cluster::interface::{BorrowedCpu, CellRequest, CellResponse};
+use registry::cluster::interface::{BorrowedCpu, CellRequest};
 use registry::control::{PlacedBy, Placement};
 use registry::update::Pin;
 use registry::vms::Record;
 
+use super::cell_requests::{ask, own_cell};
 use super::pins::{drop_pin, retry};
 use super::{VmChange, VmHandle};
 use crate::affinity;
-
-/// Time limit for a cell's reply: less than a client of the VM waits.
-const CELL_LIMIT: Duration = Duration::from_secs(3);
 
 impl VmHandle {
     /// Has a vCPU run on a CPU of another cell. Needs [`VmHandle::begin_update`].
@@ -217,29 +212,6 @@ fn with(cpus: &[BorrowedCpu], borrowed: BorrowedCpu) -> Vec<BorrowedCpu> {
     let mut all: Vec<_> = others.chain([borrowed]).collect();
     all.sort_unstable_by_key(|borrowed| borrowed.vcpu);
     all
-}
-
-fn own_cell(record: &Record) -> io::Result<u16> {
-    record
-        .cell
-        .ok_or_else(|| io::Error::other("the VM is in no cell of its user's"))
-}
-
-/// Sends a cell of this host a request; a refusal is an error.
-fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
-    let silent = |error| io::Error::other(format!("cell {cell} does not answer: {error}"));
-    let answer = Files::open().and_then(|files| {
-        let mut connection = Connection::open(&files.cell(cell))?;
-        connection.limit_wait(CELL_LIMIT)?;
-        connection.ask(request)
-    });
-    match answer.map_err(silent)? {
-        CellResponse::Done => Ok(()),
-        CellResponse::Refused { why } => Err(io::Error::other(why)),
-        other => Err(io::Error::other(format!(
-            "an answer to another question: {other:?}"
-        ))),
-    }
 }
 
 #[cfg(test)]

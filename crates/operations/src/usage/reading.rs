@@ -195,6 +195,8 @@ pub struct VmReading {
     pub cpu_weight: Option<u16>,
     /// Host CPUs that it uses at most; `null` without a limit.
     pub cpu_limit: Option<f64>,
+    /// CPU time that its cell reserves for it, in CPUs; `null` without a reservation.
+    pub cpu_reservation: Option<f64>,
     /// Its guest's memory, in bytes.
     pub memory_bytes: u64,
     /// Memory of the host that it takes, in bytes; measured every 5 s.

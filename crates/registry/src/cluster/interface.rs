@@ -23,12 +23,19 @@ pub const OF_CELL: Protocol = Protocol {
 };
 
 /// Resources that a VM takes of a cell.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmShare {
     /// Number of vCPUs.
     pub vcpus: u32,
     /// Guest memory, in bytes.
     pub memory_bytes: u64,
+    /// CPU time that the cell reserves for the VM, thousandths of a CPU. A release before the key has none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cpu_reservation_permille: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Separator between a spanning VM's name and a shard's number. No VM's name contains it.
@@ -255,6 +262,14 @@ pub enum CellRequest {
         vm: String,
         /// All such vCPUs.
         cpus: Vec<BorrowedCpu>,
+    },
+    /// Reserve CPU time of this cell for a VM of it; none if it is 0. The response comes when all cells have
+    /// recorded it.
+    ReserveCpu {
+        /// The VM's name.
+        vm: String,
+        /// Thousandths of a CPU.
+        permille: u32,
     },
     /// Cordon this cell or end its cordon. The response comes when all cells have applied it.
     Cordon {

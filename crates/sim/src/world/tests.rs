@@ -108,6 +108,7 @@ fn vm_for(cell: u16, name: &str) -> AdmitVm {
         share: VmShare {
             vcpus: 1,
             memory_bytes: 1 << 28,
+            ..VmShare::default()
         },
         only: Some(cell),
         own: false,

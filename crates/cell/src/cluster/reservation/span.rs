@@ -318,6 +318,7 @@ fn begin_part_in(
         share: VmShare {
             vcpus: u32::from(vcpus),
             memory_bytes,
+            ..VmShare::default()
         },
         only: Some(cell),
         // The guest assumes that memory is near.

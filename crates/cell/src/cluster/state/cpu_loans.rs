@@ -11,6 +11,7 @@
 use policy::memory::borrowing::allows;
 use registry::cluster::interface::{BorrowedCpu, CellResponse, LentCpu};
 
+use super::view::KnownVm;
 use super::{Action, Client, Key, State, Value, cordons};
 
 /// vCPUs of other cells' VMs on one CPU at most. Ours: so many as a queue of a driver has.
@@ -35,6 +36,11 @@ enum CpuLoanError {
     NotAllowed { vm: String, allowed: String },
     #[error("cell {0} does not run")]
     NotMet(u16),
+    #[error(
+        "VM {0} reserves CPU time, which only its own cell gives; end that with `mirrorball update {0} \
+         --cpu-reservation none` first"
+    )]
+    Reserved(String),
     #[error("a vCPU of VM {0} is named twice, or the VM has none of its number")]
     NoVcpu(String),
 }
@@ -113,6 +119,9 @@ impl State {
             if new.cell == me || !self.is_of_this_host(new.cell) {
                 return Err(CpuLoanError::NoCell(new.cell));
             }
+            if vm.share.cpu_reservation_permille > 0 {
+                return Err(CpuLoanError::Reserved(name.to_owned()));
+            }
             if !allows(vm.cells, new.cell) {
                 let allowed: Vec<String> = vm.cells.iter().map(u16::to_string).collect();
                 return Err(CpuLoanError::NotAllowed {
@@ -124,13 +133,8 @@ impl State {
                 return Err(CpuLoanError::NotMet(new.cell));
             }
         }
-        Ok(Value::Vm {
-            share: vm.share,
-            borrowed: vm.borrowed.to_vec(),
-            cells: vm.cells.to_vec(),
-            borrowed_cpus: cpus,
-            regions: vm.regions.to_vec(),
-        })
+        let borrowed_cpus = &cpus;
+        Ok(KnownVm { borrowed_cpus, ..vm }.value())
     }
 
     fn is_of_this_host(&self, number: u16) -> bool {

@@ -1,0 +1,42 @@
+//! Requests of a VM to cells of its host.
+
+use std::io;
+use std::time::Duration;
+
+use registry::cluster::client::Connection;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{CellRequest, CellResponse};
+use registry::vms::Record;
+
+/// Time limit for a cell's reply: less than a client of the VM waits.
+const CELL_LIMIT: Duration = Duration::from_secs(3);
+
+/// The cell of a VM, of its user's cluster.
+///
+/// # Errors
+/// If it is in none.
+pub(super) fn own_cell(record: &Record) -> io::Result<u16> {
+    record
+        .cell
+        .ok_or_else(|| io::Error::other("the VM is in no cell of its user's"))
+}
+
+/// Sends a cell of this host a request.
+///
+/// # Errors
+/// If it refuses, or does not answer.
+pub(super) fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
+    let silent = |error| io::Error::other(format!("cell {cell} does not answer: {error}"));
+    let answer = Files::open().and_then(|files| {
+        let mut connection = Connection::open(&files.cell(cell))?;
+        connection.limit_wait(CELL_LIMIT)?;
+        connection.ask(request)
+    });
+    match answer.map_err(silent)? {
+        CellResponse::Done => Ok(()),
+        CellResponse::Refused { why } => Err(io::Error::other(why)),
+        other => Err(io::Error::other(format!(
+            "an answer to another question: {other:?}"
+        ))),
+    }
+}
