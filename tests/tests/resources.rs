@@ -10,6 +10,8 @@ mod clones;
 mod cpu_moves;
 #[path = "resources/gangs.rs"]
 mod gangs;
+#[path = "resources/lent_cpus.rs"]
+mod lent_cpus;
 #[path = "resources/lies.rs"]
 mod lies;
 #[path = "resources/promises.rs"]

@@ -2,7 +2,7 @@
 //! answers.
 
 mod borrowed_cpus;
-mod cell_requests;
+pub(crate) mod cell_requests;
 mod cpu_reservation;
 mod end;
 mod freeze;

@@ -21,11 +21,11 @@ pub(super) fn own_cell(record: &Record) -> io::Result<u16> {
         .ok_or_else(|| io::Error::other("the VM is in no cell of its user's"))
 }
 
-/// Sends a cell of this host a request.
+/// Sends a cell of this host a request, and returns its answer, unless that is a refusal.
 ///
 /// # Errors
-/// If it refuses, or does not answer.
-pub(super) fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
+/// If it refuses, or does not answer within [`CELL_LIMIT`].
+pub(crate) fn exchange(cell: u16, request: &CellRequest) -> io::Result<CellResponse> {
     let silent = |error| io::Error::other(format!("cell {cell} does not answer: {error}"));
     let answer = Files::open().and_then(|files| {
         let mut connection = Connection::open(&files.cell(cell))?;
@@ -33,10 +33,23 @@ pub(super) fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
         connection.ask(request)
     });
     match answer.map_err(silent)? {
-        CellResponse::Done => Ok(()),
         CellResponse::Refused { why } => Err(io::Error::other(why)),
-        other => Err(io::Error::other(format!(
-            "an answer to another question: {other:?}"
-        ))),
+        answer => Ok(answer),
     }
+}
+
+/// Sends a cell of this host a request without another answer than that it is done.
+///
+/// # Errors
+/// As [`exchange`].
+pub(crate) fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
+    match exchange(cell, request)? {
+        CellResponse::Done => Ok(()),
+        other => Err(other_answer(&other)),
+    }
+}
+
+/// The error of an answer to another question.
+pub(crate) fn other_answer(answer: &CellResponse) -> io::Error {
+    io::Error::other(format!("an answer to another question: {answer:?}"))
 }

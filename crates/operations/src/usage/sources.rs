@@ -142,6 +142,7 @@ pub(super) fn cell(status: &CellStatus, is_here: bool) -> CellReading {
         borrowed: Some(status.borrowed.clone()),
         vcpus: Some(status.vcpus),
         vms: Some(status.vms.clone()),
+        cpu_lending: None,
     }
 }
 

@@ -11,6 +11,7 @@
 use policy::memory::borrowing::allows;
 use registry::cluster::interface::{BorrowedCpu, CellResponse, LentCpu};
 
+use super::cpu_lending::AutomaticLoanError;
 use super::view::KnownVm;
 use super::{Action, Client, Key, State, Value, cordons};
 
@@ -36,6 +37,8 @@ enum CpuLoanError {
     NotAllowed { vm: String, allowed: String },
     #[error("cell {0} does not run")]
     NotMet(u16),
+    #[error("{0}")]
+    Automatic(AutomaticLoanError),
     #[error(
         "VM {0} reserves CPU time, which only its own cell gives; end that with `mirrorball update {0} \
          --cpu-reservation none` first"
@@ -47,8 +50,19 @@ enum CpuLoanError {
 
 impl State {
     /// Replies to the cell that serves a VM whether a vCPU may run on a CPU of this one.
-    pub(super) fn lend_cpu(&self, client: Client, cpu: usize, borrower: u16) -> Action {
-        let answer = match self.check_cpu_loan(cpu, borrower) {
+    pub(super) fn lend_cpu(
+        &mut self,
+        client: Client,
+        cpu: usize,
+        borrower: u16,
+        is_automatic: bool,
+    ) -> Action {
+        let checked = self.check_cpu_loan(cpu, borrower);
+        let promised = checked.and_then(|()| match is_automatic {
+            true => self.promise_cpu().map_err(CpuLoanError::Automatic),
+            false => Ok(()),
+        });
+        let answer = match promised {
             Ok(()) => CellResponse::Done,
             Err(error) => CellResponse::Refused {
                 why: error.to_string(),
@@ -151,6 +165,7 @@ impl State {
                 cell: vm.cell,
                 vm: vm.name.to_owned(),
                 vcpu: borrowed.vcpu,
+                is_automatic: borrowed.is_automatic,
             });
             lent.collect::<Vec<_>>()
         };

@@ -153,6 +153,7 @@ impl World {
                 | Action::AwaitLeft(..)
                 | Action::Adopt(..)
                 | Action::ReportVcpus(_)
+                | Action::ReturnCpu { .. }
                 | Action::ReportAdopted(_)
                 | Action::ReportProtocols(_)
                 | Action::End => {}

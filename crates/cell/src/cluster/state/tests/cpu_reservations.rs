@@ -41,7 +41,8 @@ fn reservations_of_a_cell_are_bounded_and_the_refusal_names_vm_reserved_and_left
     world.refused(
         id(0, 1),
         third,
-        "VM c reserves 0.400 CPUs, and cell 0: 1.500 CPUs are reserved for other VMs, and 0.300 are left; reserve less, ",
+        "VM c reserves 0.400 CPUs, and cell 0: 1.500 CPUs are reserved for other VMs, and 0.300 are left; \
+         reserve less, ",
     );
     world.admit(0, 3, reserving_in(0, "c", 300));
     // The CPU time is free when a VM has ended.
@@ -136,6 +137,9 @@ fn reservation_changes_within_the_bound_and_survives_the_process() {
 #[test]
 fn cell_without_drivers_and_another_users_vm_reserve_nothing() {
     let mut world = World::new(1);
+    // A cell without others has nobody to wait for.
+    world.admit(0, 1, reserving_in(0, "alone", 100));
+    assert_eq!(world.ask(id(0, 1), 2, change("alone", 200)), CellResponse::Done);
     let users = AdmitVm {
         name: registry::cluster::interface::owned_name(1001, "web"),
         ..reserving_in(0, "web", 100)
@@ -163,6 +167,7 @@ fn vm_with_a_reservation_stays_in_its_cell() {
         vcpu: 1,
         cell: 1,
         cpu: 3,
+        is_automatic: false,
     }];
     let away = CellRequest::BorrowCpus {
         vm: "a".to_owned(),
