@@ -146,6 +146,7 @@ fn vm(number: usize, memory_bytes: u64) -> AdmitVm {
             VmShare {
                 vcpus: 1,
                 memory_bytes,
+                ..VmShare::default()
             },
         )
     }

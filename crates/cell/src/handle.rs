@@ -2,6 +2,8 @@
 //! answers.
 
 mod borrowed_cpus;
+pub(crate) mod cell_requests;
+mod cpu_reservation;
 mod end;
 mod freeze;
 mod gate;

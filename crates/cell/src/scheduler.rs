@@ -518,6 +518,8 @@ fn settings_of(handle: &VmHandle) -> Option<VmSettings> {
         vcpus: record.spec.cpus,
         weight: record.spec.cpu_weight,
         limit: record.spec.cpu_limit,
+        reservation_permille: record.spec.cpu_reservation_permille(),
+        is_loose: !record.spec.gang,
         pins: record.pins.clone(),
         is_away: !record.borrowed_cpus.is_empty(),
     })

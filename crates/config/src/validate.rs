@@ -64,7 +64,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     nodes::check(spec)
 }
 
-/// Checks the number, weight and limit of CPUs.
+/// Checks the number, weight, limit and reservation of CPUs.
 fn check_cpus(spec: &VmSpec) -> Result<(), Fault> {
     if spec.cpus == 0 || spec.cpus > 254 {
         return Err(fault(
@@ -92,6 +92,37 @@ fn check_cpus(spec: &VmSpec) -> Result<(), Fault> {
             "no number of CPUs",
             "write a number from 0.01 to 1024, as 1.5",
         ));
+    }
+    check_cpu_reservation(spec)
+}
+
+/// A reservation is at most the limit, and of one cell.
+fn check_cpu_reservation(spec: &VmSpec) -> Result<(), Fault> {
+    let Some(reserved) = spec.cpu_reservation else {
+        return Ok(());
+    };
+    let at = &["cpu_reservation"];
+    if !(CPU_LIMIT_MIN..=CPU_LIMIT_MAX).contains(&reserved) {
+        return Err(fault(
+            at,
+            "no number of CPUs",
+            "write a number from 0.01 to 1024, as 0.5",
+        ));
+    }
+    if let Some(limit) = spec.cpu_limit.filter(|limit| reserved > *limit) {
+        return Err(fault(
+            at,
+            format!("{reserved} CPUs are more than its `cpu_limit` of {limit}"),
+            format!("reserve {limit} or less, or raise `cpu_limit`"),
+        ));
+    }
+    if spec.span.is_some() {
+        return Err(fault(
+            at,
+            "a VM that spans cells is scheduled by Linux, which reserves no CPU time",
+            "leave out `cpu_reservation`, or `span`",
+        )
+        .or_by_flag("leave out `--cpu-reservation`, or `--span`"));
     }
     Ok(())
 }

@@ -41,6 +41,15 @@ pub struct VmSpec {
     /// Maximum number of the host's CPUs that the VM uses, however many vCPUs it has; 0.01 to 1024.
     #[serde(default)]
     pub cpu_limit: Option<f64>,
+    /// CPU time of its cell that the VM has before others in each period, in CPUs, if it wants it; 0.01 to
+    /// 1024. The rest of the CPUs is shared by weight.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_reservation: Option<f64>,
+    /// Whether a cell with drivers runs the VM's busy vCPUs at the same time.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub gang: bool,
     /// Maximum memory of the host that the VM's processes use, the guest's memory included.
     #[serde(default)]
     pub memory_limit: Option<Size>,
@@ -143,6 +152,12 @@ pub struct VmSpec {
 }
 
 impl VmSpec {
+    /// CPU time that its cell reserves for it, thousandths of a CPU; 0 without a reservation.
+    pub fn cpu_reservation_permille(&self) -> u32 {
+        let permille = self.cpu_reservation.map(|cpus| (cpus * 1000.0).round().max(1.0));
+        permille.map_or(0, |permille| permille as u32)
+    }
+
     /// Whether each shard of the VM has its own copy of the memory, kept coherent.
     pub fn is_coherent(&self) -> bool {
         let span = self.span.as_ref();
@@ -448,6 +463,10 @@ fn default_memory() -> Size {
 
 fn yes() -> bool {
     true
+}
+
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 /// A text that is not a [`Size`].

@@ -169,6 +169,8 @@ pub struct Limits {
     pub cpu_weight: Option<u16>,
     /// Maximum host CPUs, as 1.5.
     pub cpu_limit: Option<f64>,
+    /// CPU time of its cell that it has before others, in CPUs, as 0.5.
+    pub cpu_reservation: Option<f64>,
     /// Maximum host memory, as `\"700M\"`.
     pub memory_limit: Option<String>,
     /// Maximum guest memory in the host's memory, as `\"256M\"`, of a VM whose memory is paged.

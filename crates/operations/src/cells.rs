@@ -5,7 +5,7 @@ use std::time::Duration;
 use config::cluster::CellPlan;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{CellRequest, CellResponse, CpuQueue, Vcpu};
+use registry::cluster::interface::{CellRequest, CellResponse, CpuLending, CpuQueue, Vcpu};
 
 use crate::failure::{Failure, Kind};
 
@@ -23,6 +23,9 @@ pub struct Vcpus {
     pub missing: Vec<(String, String)>,
     /// Run queues of the CPUs of cells that schedule them.
     pub queues: Vec<CpuQueue>,
+    /// Moves between cells by decision of the cell; none if it decides on none, or if these are several
+    /// cells.
+    pub lending: Option<CpuLending>,
 }
 
 /// Returns the cluster's files and the cells of this host.
@@ -114,10 +117,12 @@ pub(crate) fn ask_vcpus(cell: &CellFiles, limit: Duration) -> std::io::Result<Vc
             vcpus,
             missing,
             queues,
+            lending,
         } => Ok(Vcpus {
             vcpus,
             missing,
             queues,
+            lending,
         }),
         CellResponse::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(

@@ -8,6 +8,7 @@
 
 pub mod affinity;
 pub mod assignment;
+pub mod cell_balancer;
 pub mod clock;
 pub mod dependency;
 pub mod driver;

@@ -2,6 +2,7 @@
 //!
 //! - [`files`]: the directory of each cell, its lock, its plan and its incarnation number;
 //! - [`interface`]: requests to a cell, and its responses;
+//! - [`cpus`]: CPUs that cells lend, their loads and run queues;
 //! - [`client`]: a connection to a cell;
 //! - [`guard`]: a request to a cell's guard, and its response;
 //! - [`admission`]: requests for places by users who do not own the cluster;
@@ -11,6 +12,7 @@
 
 pub mod admission;
 pub mod client;
+pub mod cpus;
 pub mod files;
 pub mod guard;
 pub mod interface;

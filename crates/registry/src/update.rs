@@ -18,6 +18,9 @@ pub struct Update {
     /// New limit of host CPUs.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub cpu_limit: Option<Option<f64>>,
+    /// New CPU time that its cell reserves for it, in CPUs.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub cpu_reservation: Option<Option<f64>>,
     /// New limit of host memory.
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Option<Size>>,
@@ -91,10 +94,11 @@ impl Update {
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
         let is_placed = !self.pins.is_empty() || self.memory_nodes.is_some();
-        !self.changes_limits() && self.resident.is_none() && !is_placed
+        let is_limited = self.changes_limits() || self.cpu_reservation.is_some() || self.resident.is_some();
+        !is_limited && !is_placed
     }
 
-    /// Whether it changes a limit or a weight.
+    /// Whether it changes a limit or a weight that control groups enforce.
     pub fn changes_limits(&self) -> bool {
         self.cpu_weight.is_some() || self.cpu_limit.is_some() || self.memory_limit.is_some()
     }
@@ -107,6 +111,7 @@ impl Update {
         let mut spec = spec.clone();
         spec.cpu_weight = self.cpu_weight.unwrap_or(spec.cpu_weight);
         spec.cpu_limit = self.cpu_limit.unwrap_or(spec.cpu_limit);
+        spec.cpu_reservation = self.cpu_reservation.unwrap_or(spec.cpu_reservation);
         spec.memory_limit = self.memory_limit.unwrap_or(spec.memory_limit);
         spec.resident = self.resident.or(spec.resident);
         if let Some(nodes) = &self.memory_nodes {
@@ -139,6 +144,31 @@ mod tests {
         assert!(!update(json!({ "memory_limit": null })).is_empty());
         // The same after a round trip over a socket.
         assert_eq!(update(serde_json::to_value(&changed).unwrap()), changed);
+    }
+
+    #[test]
+    fn reservation_of_cpu_time_needs_no_control_group_and_is_at_most_the_limit() {
+        let spec = config::parse("vm.toml", "image = \"x\"\ncpus = 2\ncpu_limit = 1.5\n").unwrap();
+        let reserved = update(json!({ "cpu_reservation": 0.5 }));
+        assert!(!reserved.is_empty() && !reserved.changes_limits());
+        let spec = reserved.applied_to(&spec).unwrap();
+        assert_eq!(spec.cpu_reservation, Some(0.5));
+        let kept = update(json!({ "cpu_weight": 300 })).applied_to(&spec).unwrap();
+        assert_eq!(kept.cpu_reservation, Some(0.5));
+        for wrong in [json!({ "cpu_reservation": 1.6 }), json!({ "cpu_limit": 0.4 })] {
+            let fault = update(wrong).applied_to(&spec).unwrap_err();
+            assert!(
+                fault.message.contains("more than its `cpu_limit`"),
+                "{}",
+                fault.message
+            );
+        }
+        let ended = update(json!({ "cpu_reservation": null }))
+            .applied_to(&spec)
+            .unwrap();
+        // A program older than the key can read the record of a VM that does not use it.
+        let ended = serde_json::to_value(ended).unwrap();
+        assert!(ended.get("cpu_reservation").is_none(), "{ended}");
     }
 
     #[test]

@@ -23,4 +23,6 @@ pub mod round_robin;
 pub mod world;
 
 #[cfg(test)]
+mod cells;
+#[cfg(test)]
 mod tests;

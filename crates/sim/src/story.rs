@@ -151,6 +151,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
             let share = VmShare {
                 vcpus: 1 + chance.below(4) as u32,
                 memory_bytes: (1 + chance.below(16)) << 28,
+                ..VmShare::default()
             };
             let host = AdmitVm {
                 only: chance.once_in(4).then_some(number),

@@ -27,7 +27,7 @@ fn two_cpus() -> [usize; 2] {
 
 /// Two cells of a CPU each, with this table besides.
 #[track_caller]
-fn cells_of_a_cpu(test: &str, table: &str) -> (Cells, [usize; 2]) {
+pub(super) fn cells_of_a_cpu(test: &str, table: &str) -> (Cells, [usize; 2]) {
     let cpus = two_cpus();
     let cells = cpus.map(|cpu| format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"192M\"\n"));
     let text = format!("{}{BY_COMMAND}{table}", cells.concat());

@@ -7,9 +7,11 @@
 mod clones;
 mod cpu_moves;
 mod gangs;
+mod lent_cpus;
 mod lies;
 mod promises;
 mod regions;
+mod reservations;
 mod stops;
 mod top;
 mod two_cells;

@@ -128,9 +128,13 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Reservation>, Reservati
             VmShare {
                 vcpus: u32::from(spec.cpus),
                 memory_bytes: spec.counted().0,
+                cpu_reservation_permille: spec.cpu_reservation_permille(),
             },
         )
     };
+    if !own_cells && spec.cpu_reservation.is_some() {
+        return Err(ReservationError::NoClusterForCpu);
+    }
     if !own_cells {
         return begin_at_host(&host, spec);
     }

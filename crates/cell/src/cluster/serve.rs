@@ -5,6 +5,7 @@ mod allocation_rate;
 mod assertions;
 mod calls;
 mod clients;
+mod cpu_lending;
 mod events;
 mod places;
 mod recovery;
@@ -24,7 +25,7 @@ use hostinfo::{facts, topology};
 use protocol::CellId;
 use protocol::multicast::Packet;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{CellRequest, CellResponse, OF_CELL, owner_of};
+use registry::cluster::interface::{CellRequest, CellResponse, LentCpu, OF_CELL, owner_of};
 use registry::journal::{self, Change};
 use registry::lease::keep_stacks_small;
 use shard_api::Platform;
@@ -33,6 +34,7 @@ use urpc::host::measure_block_ns;
 
 use self::adoptions::Adoptions;
 use self::assertions::Asserted;
+use self::cpu_lending::LendingReport;
 use self::events::{EventQueue, Handle};
 use self::region_actions::SoughtRegion;
 use self::regions::RegionFiles;
@@ -47,7 +49,7 @@ use super::lost;
 use super::membership::{Membership, MembershipEvent};
 use super::peer_table::{EndedLink, PeerTable, Verdict};
 use super::protocols::protocols;
-use super::state::{Action, Awaited, CellMessage, Client, State, borrowing_limits};
+use super::state::{Action, Awaited, BusyCpus, CellMessage, Client, State, borrowing_limits};
 use crate::memory_watch::MemoryWatch;
 use crate::monitor::raise_file_limit;
 use crate::scheduler::Scheduler;
@@ -94,6 +96,8 @@ enum Event {
     Tick,
     /// Memory may be missing, or to be returned.
     Pass,
+    /// The busy vCPUs of the cell. The answer is sent to the balancer of cells.
+    CpusMeasured(BusyCpus, Sender<Vec<LentCpu>>),
     /// A cell of this host has no version in common with this one.
     VersionMismatch(String),
     /// The membership of the cells of all hosts has changed.
@@ -143,6 +147,8 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
     let scheduler = start_scheduler(&files, &plan)?;
+    let lends_cpus = files.scheduling()?.lend_cpus;
+    let lending = lends_cpus.then(Arc::<LendingReport>::default);
     let (asserted_facts, asserted) = assertions::Reader::start(&files)?;
     let watch = MemoryWatch::new(files.pressure()?.low_water, plan.nodes.clone());
     let state = initial_state(
@@ -153,7 +159,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         hosts.as_ref(),
         membership.as_ref(),
         asserted,
-    )?;
+    )?
+    .with_drivers(scheduler.is_some())
+    .with_automatic_cpu_loans(lending.is_some());
     let calling = Arc::new(CallTable::new(me));
     let calls = LocalCalls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
@@ -177,7 +185,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         own,
         files,
         state,
-        adoptions: Adoptions::new(number, is_on_trial, platform, scheduler),
+        adoptions: Adoptions::new(number, is_on_trial, platform, scheduler).with_lending(lending.clone()),
         peers: PeerTable::new(others),
         clients: BTreeMap::new(),
         regions: RegionFiles::default(),
@@ -187,6 +195,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         events: events.clone(),
     };
     cell.begin()?;
+    if let Some(report) = lending {
+        cpu_lending::start(number, &cell.files, &cell.adoptions, report, &cell.events)?;
+    }
     cell.adoptions.begin_to_watch_memory(watch)?;
     run(me, &events, cell)
 }
@@ -422,6 +433,11 @@ impl Cell {
             Event::Pass => {
                 self.passing = false;
                 self.state.pass()
+            }
+            Event::CpusMeasured(busy, tell) => {
+                // The balancer waits for it.
+                let _ = tell.send(self.state.set_busy_cpus(busy));
+                Vec::new()
             }
             Event::VersionMismatch(why) => return Next::start_anew(why),
             Event::Changed(MembershipEvent::Evicted) => {
@@ -662,6 +678,20 @@ impl Cell {
                         let events = self.events.clone();
                         let told = move |answer| events.post(Event::Responded(client, answer));
                         if let Err(error) = self.adoptions.begin_to_list_vcpus(told) {
+                            let why = error.to_string();
+                            self.answer(client, &CellResponse::Refused { why });
+                        }
+                    }
+                    Action::ReturnCpu {
+                        client,
+                        vm,
+                        vcpu,
+                        lender,
+                    } => {
+                        let events = self.events.clone();
+                        let told = move |answer| _ = events.send(Event::Responded(client, answer));
+                        let begun = self.adoptions.begin_to_return_cpu((vm, vcpu), lender, told);
+                        if let Err(error) = begun {
                             let why = error.to_string();
                             self.answer(client, &CellResponse::Refused { why });
                         }

@@ -16,13 +16,17 @@ use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, LentMemor
 
 use super::routes::{MulticastRoutes, Route};
 use borrowing::Borrowing;
+pub use cpu_lending::BusyCpus;
+use cpu_lending::CpuLoans;
 use failures::Failure;
 use loans::Loans;
 use regions::SharedRegions;
 
 mod borrowing;
 mod cordons;
+mod cpu_lending;
 mod cpu_loans;
+mod cpu_reservations;
 mod departures;
 mod failures;
 mod forgetting;
@@ -102,6 +106,17 @@ pub enum Action {
     CloseRegion(String),
     /// Reports to a client where the vCPUs of the cell's VMs are.
     ReportVcpus(Client),
+    /// Takes a vCPU of a VM of this cell back from a lender that needs its CPU.
+    ReturnCpu {
+        /// The client that waits for it.
+        client: Client,
+        /// The VM's name.
+        vm: String,
+        /// The vCPU's number.
+        vcpu: u8,
+        /// The lender.
+        lender: u16,
+    },
     /// Reports to a client the protocols that this program speaks.
     ReportProtocols(Client),
     /// Reports to a client when the VMs of the cell's last process are adopted.
@@ -132,6 +147,9 @@ pub struct State {
     pid: u32,
     /// Whether it takes no new VM.
     is_cordoned: bool,
+    /// Whether drivers choose what its CPUs run.
+    has_drivers: bool,
+    cpu_loans: CpuLoans,
     /// The memory that is this cell's, and its use.
     ledger: Ledger,
     loans: Loans,
@@ -227,6 +245,8 @@ impl State {
             route: Route::default(),
             pid,
             is_cordoned: false,
+            has_drivers: false,
+            cpu_loans: CpuLoans::default(),
             ledger,
             loans: Loans::default(),
             borrowing: Borrowing::default(),
@@ -403,7 +423,11 @@ impl State {
 
     /// Handles a client's request.
     pub fn handle_request(&mut self, client: Client, ask: CellRequest) -> Vec<Action> {
-        if !matches!(ask, CellRequest::Status | CellRequest::Ping | CellRequest::Vcpus) {
+        let is_report = matches!(
+            ask,
+            CellRequest::Status | CellRequest::Ping | CellRequest::Vcpus | CellRequest::CpuLoad
+        );
+        if !is_report {
             self.pass_is_due();
         }
         match ask {
@@ -413,8 +437,20 @@ impl State {
             CellRequest::Adopt { name, again } => vec![self.adopt(client, name, again)],
             CellRequest::Lend { to, bytes } => self.lend(client, to, bytes),
             CellRequest::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
-            CellRequest::LendCpu { cpu, borrower } => vec![self.lend_cpu(client, cpu, borrower)],
+            CellRequest::LendCpu {
+                cpu,
+                borrower,
+                is_automatic,
+            } => vec![self.lend_cpu(client, cpu, borrower, is_automatic)],
+            CellRequest::CpuLoad => vec![self.report_cpu_load(client)],
+            CellRequest::ReturnCpu { vm, vcpu, lender } => vec![Action::ReturnCpu {
+                client,
+                vm,
+                vcpu,
+                lender,
+            }],
             CellRequest::BorrowCpus { vm, cpus } => self.borrow_cpus(client, &vm, cpus),
+            CellRequest::ReserveCpu { vm, permille } => self.reserve_cpu(client, &vm, permille),
             CellRequest::Cordon { cordoned } => self.cordon(client, cordoned),
             CellRequest::Recover { cell } => self.recover(client, cell),
             CellRequest::Forget { cells } => self.forget(client, &cells),

@@ -16,19 +16,18 @@ use std::time::Duration;
 
 use config::cpulist;
 use fault_point::fault_point;
-use registry::cluster::client::Connection;
-use registry::cluster::files::Files;
-use registry::cluster::interface::{BorrowedCpu, CellRequest, CellResponse};
+use registry::cluster::interface::{BorrowedCpu, CellRequest};
 use registry::control::{PlacedBy, Placement};
 use registry::update::Pin;
 use registry::vms::Record;
 
+use super::cell_requests::{ask, own_cell};
 use super::pins::{drop_pin, retry};
 use super::{VmChange, VmHandle};
 use crate::affinity;
 
-/// Time limit for a cell's reply: less than a client of the VM waits.
-const CELL_LIMIT: Duration = Duration::from_secs(3);
+/// Time limit for another change of the VM to end before a vCPU returns: less than a cell's reply may take.
+const RETURN_LIMIT: Duration = Duration::from_secs(1);
 
 impl VmHandle {
     /// Has a vCPU run on a CPU of another cell. Needs [`VmHandle::begin_update`].
@@ -36,15 +35,20 @@ impl VmHandle {
     /// # Errors
     /// If the other cell refuses or does not answer, or the VM's own cell does not record it. The vCPU is in
     /// its VM's cell then, or where it was.
-    pub(super) fn borrow_cpu(
-        &self,
-        record: &Record,
-        vcpu: u8,
-        cell: u16,
-        cpu: usize,
-    ) -> io::Result<Placement> {
+    pub(super) fn borrow_cpu(&self, record: &Record, borrowed: BorrowedCpu) -> io::Result<Placement> {
         let own = own_cell(record)?;
-        ask(cell, &CellRequest::LendCpu { cpu, borrower: own })?;
+        let BorrowedCpu {
+            vcpu,
+            cell,
+            cpu,
+            is_automatic,
+        } = borrowed;
+        let request = CellRequest::LendCpu {
+            cpu,
+            borrower: own,
+            is_automatic,
+        };
+        ask(cell, &request)?;
         fault_point!(cpu_agreed);
         let is_elsewhere = |other: &BorrowedCpu| other.vcpu == vcpu && other.cell != cell;
         let ended = match record.borrowed_cpus.iter().any(is_elsewhere) {
@@ -52,7 +56,6 @@ impl VmHandle {
             false => None,
         };
         let before = self.record()?;
-        let borrowed = BorrowedCpu { vcpu, cell, cpu };
         let cpus = with(&before.borrowed_cpus, borrowed);
         let (began, _) = before.dependencies().move_vcpu(own, cell);
         let dropped_pin = self.record_loan(&cpus, borrowed)?;
@@ -105,6 +108,46 @@ impl VmHandle {
         self.report_change(VmChange::Updated);
         let (_, ended) = record.dependencies().move_vcpu(lender, own);
         Ok(ended.then_some(lender))
+    }
+
+    /// Has a vCPU at home run on a CPU of another cell, by decision of its own cell.
+    ///
+    /// # Errors
+    /// If it is pinned, away, or being moved by now, or as [`VmHandle::borrow_cpu`].
+    pub(crate) fn move_by_decision(&self, vcpu: u8, cell: u16, cpu: usize) -> io::Result<()> {
+        let _updating = self.try_begin_update().ok_or_else(is_being_changed)?;
+        let record = self.record()?;
+        let is_away = record.borrowed_cpus.iter().any(|borrowed| borrowed.vcpu == vcpu);
+        if is_away || record.pins.contains_key(&vcpu) {
+            return Err(io::Error::other("a command has placed the vCPU"));
+        }
+        let borrowed = BorrowedCpu {
+            vcpu,
+            cell,
+            cpu,
+            is_automatic: true,
+        };
+        self.borrow_cpu(&record, borrowed).map(drop)
+    }
+
+    /// Has a vCPU that its cell has moved to another one run at home again; if `lender` is given, only from
+    /// there.
+    ///
+    /// # Errors
+    /// If a command has placed it, it is being moved, or as [`VmHandle::return_cpu`].
+    pub(crate) fn return_by_decision(&self, vcpu: u8, lender: Option<u16>) -> io::Result<()> {
+        let _updating = self
+            .begin_update_within(RETURN_LIMIT)
+            .ok_or_else(is_being_changed)?;
+        let record = self.record()?;
+        let known = record.borrowed_cpus.iter().find(|borrowed| borrowed.vcpu == vcpu);
+        match known {
+            // It has left the lender by itself.
+            None => Ok(()),
+            Some(known) if lender.is_some_and(|lender| known.cell != lender) => Ok(()),
+            Some(known) if !known.is_automatic => Err(io::Error::other("a command has moved the vCPU there")),
+            Some(_) => self.return_cpu(&record, vcpu).map(drop),
+        }
     }
 
     /// Restricts the threads of vCPUs to the CPUs of other cells that the record names: after a boot, whose
@@ -196,7 +239,7 @@ impl VmHandle {
     /// # Errors
     /// If the record can't be written: then it is as before.
     fn record_loan(&self, cpus: &[BorrowedCpu], borrowed: BorrowedCpu) -> io::Result<Option<Vec<usize>>> {
-        let BorrowedCpu { vcpu, cell, cpu } = borrowed;
+        let BorrowedCpu { vcpu, cell, cpu, .. } = borrowed;
         let mut dropped = None;
         self.recorder().try_change(|record| {
             record.borrowed_cpus = cpus.to_vec();
@@ -211,6 +254,10 @@ impl VmHandle {
     }
 }
 
+fn is_being_changed() -> io::Error {
+    io::Error::other("another change of the VM is under way")
+}
+
 /// The CPUs with one more, in place of the vCPU's former one.
 fn with(cpus: &[BorrowedCpu], borrowed: BorrowedCpu) -> Vec<BorrowedCpu> {
     let others = cpus.iter().copied().filter(|other| other.vcpu != borrowed.vcpu);
@@ -219,36 +266,18 @@ fn with(cpus: &[BorrowedCpu], borrowed: BorrowedCpu) -> Vec<BorrowedCpu> {
     all
 }
 
-fn own_cell(record: &Record) -> io::Result<u16> {
-    record
-        .cell
-        .ok_or_else(|| io::Error::other("the VM is in no cell of its user's"))
-}
-
-/// Sends a cell of this host a request; a refusal is an error.
-fn ask(cell: u16, request: &CellRequest) -> io::Result<()> {
-    let silent = |error| io::Error::other(format!("cell {cell} does not answer: {error}"));
-    let answer = Files::open().and_then(|files| {
-        let mut connection = Connection::open(&files.cell(cell))?;
-        connection.limit_wait(CELL_LIMIT)?;
-        connection.ask(request)
-    });
-    match answer.map_err(silent)? {
-        CellResponse::Done => Ok(()),
-        CellResponse::Refused { why } => Err(io::Error::other(why)),
-        other => Err(io::Error::other(format!(
-            "an answer to another question: {other:?}"
-        ))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn vcpu_has_one_borrowed_cpu_at_a_time() {
-        let borrowed = |vcpu, cell, cpu| BorrowedCpu { vcpu, cell, cpu };
+        let borrowed = |vcpu, cell, cpu| BorrowedCpu {
+            vcpu,
+            cell,
+            cpu,
+            is_automatic: false,
+        };
         let one = with(&[], borrowed(1, 2, 4));
         let two = with(&one, borrowed(0, 1, 2));
         assert_eq!(two, [borrowed(0, 1, 2), borrowed(1, 2, 4)]);

@@ -8,6 +8,7 @@ use std::io;
 use config::cluster::CellPlan;
 use config::cpulist;
 use registry::cluster::files::Files;
+use registry::cluster::interface::BorrowedCpu;
 use registry::control::{PlacedBy, Placement};
 use registry::update::{Pin, Update};
 use registry::vms::Record;
@@ -34,7 +35,15 @@ impl VmHandle {
         let record = self.record()?;
         check_vcpu(&record, vcpu)?;
         match target(&record, cpu)? {
-            Target::Other(cell) => self.borrow_cpu(&record, vcpu, cell, cpu),
+            Target::Other(cell) => {
+                let borrowed = BorrowedCpu {
+                    vcpu,
+                    cell,
+                    cpu,
+                    is_automatic: false,
+                };
+                self.borrow_cpu(&record, borrowed)
+            }
             Target::Own => {
                 let ended = self.return_cpu(&record, vcpu)?;
                 let placement = self.place_at_home(vcpu, cpu)?;

@@ -118,6 +118,14 @@ impl VmHandle {
         all.collect()
     }
 
+    /// The threads of the vCPUs of a VM in one cell, with their times.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub(crate) fn vcpu_threads(&self) -> io::Result<Vec<VcpuThread>> {
+        self.own_threads().map(|(_, threads)| threads)
+    }
+
     fn borrowed_cpus(&self) -> Vec<BorrowedCpu> {
         let known = self.recorder().read(|record| record.borrowed_cpus.clone());
         known.unwrap_or_default()

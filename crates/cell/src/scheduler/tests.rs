@@ -408,6 +408,7 @@ fn vm_with_a_vcpu_on_another_cells_cpu_is_left_to_linux() {
         vcpu: 0,
         cell: 1,
         cpu: 9,
+        is_automatic: false,
     }];
     let handle = table.vms[&2].handle.clone();
     let recording = handle.recorder().begin(registry.claim("two").unwrap(), record);

@@ -21,6 +21,10 @@ pub(super) struct VmSettings {
     pub(super) weight: Option<u16>,
     /// CPUs that it uses at most.
     pub(super) limit: Option<f64>,
+    /// CPU time that it has before others, thousandths of a CPU.
+    pub(super) reservation_permille: u32,
+    /// Whether its vCPUs may run without one another.
+    pub(super) is_loose: bool,
     /// CPUs of the host on which each vCPU may run, by number; any for one that is absent.
     pub(super) pins: BTreeMap<u8, Vec<usize>>,
     /// Whether a vCPU runs on a CPU of another cell. Linux has the VM then.
@@ -35,7 +39,8 @@ impl VmSettings {
             vcpus: self.vcpus.into(),
             weight: self.weight.map_or(WEIGHT_DEFAULT, u32::from),
             cap_permille: self.limit.map(permille),
-            ..Terms::default()
+            reservation_permille: self.reservation_permille,
+            is_gang: !self.is_loose,
         }
     }
 
@@ -165,17 +170,23 @@ mod tests {
     }
 
     #[test]
-    fn weight_and_limit_of_a_vm_are_its_terms() {
+    fn keys_of_a_vm_are_its_terms() {
         let vm = VmSettings {
             weight: Some(300),
             limit: Some(1.5),
+            reservation_permille: 700,
+            is_loose: true,
             ..settings(2, &[])
         };
         let terms = vm.terms();
-        assert_eq!(
-            (terms.vcpus, terms.weight, terms.cap_permille),
-            (2, 300, Some(1_500))
-        );
+        let expected = Terms {
+            vcpus: 2,
+            weight: 300,
+            cap_permille: Some(1_500),
+            reservation_permille: 700,
+            is_gang: false,
+        };
+        assert_eq!(terms, expected);
         assert_eq!(
             settings(2, &[]).terms(),
             Terms {

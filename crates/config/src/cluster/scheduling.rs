@@ -1,5 +1,7 @@
 //! Division of the CPUs of a host's cells among their VMs, in a cluster file.
 
+use std::ops::Not;
+
 use policy::cpu::MILLISECOND;
 use policy::cpu::tunables::Tunables;
 use serde::{Deserialize, Serialize};
@@ -30,11 +32,15 @@ pub struct SchedulingSpec {
     /// Times and bounds of the drivers; those of [`Tunables::default`] when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tunables: Option<Tunables>,
+    /// Whether cells move vCPUs to idle CPUs of other cells by themselves.
+    // Omitted by default, so that a process of an older release can read the cluster's files.
+    #[serde(skip_serializing_if = "Not::not")]
+    pub lend_cpus: bool,
 }
 
 impl ClusterSpec {
-    /// Checks that no two cells drive one CPU, that Linux gets no tunables, and that each tunable is within
-    /// its range.
+    /// Checks that no two cells drive one CPU, that no vCPU moves between drivers or cells of one CPU, that
+    /// Linux gets no tunables, and that each tunable is within its range.
     pub(super) fn check_scheduling(&self) -> Result<(), Fault> {
         let Some(spec) = &self.scheduling else {
             return Ok(());
@@ -45,6 +51,20 @@ impl ClusterSpec {
                 "gangs on CPUs that cells may share: two drivers would stop each other's vCPUs",
                 "leave out `shared_cpus`, or write `cpus = \"linux\"`",
             ));
+        }
+        if spec.lend_cpus && (spec.cpus == CpuScheduler::Gangs || self.shared_cpus) {
+            return Err(match spec.cpus {
+                CpuScheduler::Gangs => fault(
+                    &["scheduling", "lend_cpus"],
+                    "a vCPU on another cell's CPU would leave the drivers, and its VM's gang with it",
+                    "leave out `lend_cpus`, or write `cpus = \"linux\"`",
+                ),
+                CpuScheduler::Linux => fault(
+                    &["scheduling", "lend_cpus"],
+                    "cells that share CPUs have none to lend",
+                    "leave out `lend_cpus`, or `shared_cpus`",
+                ),
+            });
         }
         let Some(tunables) = &spec.tunables else {
             return Ok(());

@@ -197,6 +197,23 @@ fn gangs_are_refused_on_cpus_that_cells_share() {
 }
 
 #[test]
+fn cells_lend_cpus_by_themselves_only_where_the_file_says_so_and_linux_divides_them() {
+    let text = |keys: &str| format!("[[cells]]\ncpus = \"1\"\n[scheduling]\n{keys}");
+    let spec = |keys: &str| {
+        ClusterSpec::parse("cluster.toml", &text(keys))
+            .unwrap()
+            .scheduling
+            .unwrap()
+    };
+    assert!(!spec("").lend_cpus && spec("lend_cpus = true\n").lend_cpus);
+    let (said, at) = refused(&text("cpus = \"gangs\"\nlend_cpus = true\n"));
+    assert!(said.contains("would leave the drivers"), "{said}");
+    assert_eq!(at, "true");
+    let (said, _) = refused(&format!("shared_cpus = true\n{}", text("lend_cpus = true\n")));
+    assert!(said.contains("have none to lend"), "{said}");
+}
+
+#[test]
 fn linux_divides_the_cpus_unless_the_file_asks_for_gangs() {
     let spec = |keys: &str| {
         let text = format!("[[cells]]\ncpus = \"1\"\n{keys}");

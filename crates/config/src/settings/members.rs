@@ -100,6 +100,9 @@ impl MemberPolicy {
             image,
             cpus,
             cpu_weight,
+            cpu_reservation,
+            // It says which of the VM's own vCPUs run together.
+            gang: _,
             // These three can only restrict the VM itself.
             cpu_limit: _,
             memory_limit: _,
@@ -143,6 +146,8 @@ impl MemberPolicy {
         self.admit_share_group(share_group.as_deref())?;
         for (key, is_set) in [
             ("cpu_weight", cpu_weight.is_some()),
+            // Other VMs wait for their CPUs.
+            ("cpu_reservation", cpu_reservation.is_some()),
             // Other VMs get less of memory that is short.
             ("memory_min", memory_min.is_some()),
             ("memory_weight", memory_weight.is_some()),
@@ -445,6 +450,7 @@ mod tests {
             ("cpus = 5".to_owned(), "cpus"),
             ("share_group = \"other\"".to_owned(), "share_group"),
             ("cpu_weight = 10000".to_owned(), "cpu_weight"),
+            ("cpu_reservation = 0.5".to_owned(), "cpu_reservation"),
             ("core_scheduling = true".to_owned(), "core_scheduling"),
             ("cell = 0".to_owned(), "cell"),
             ("cpus = 2\nspan = \"auto\"".to_owned(), "span"),

@@ -41,6 +41,7 @@ fn numbers_have_the_documented_limits() {
     ends("cpus", &["1", "254"], &["0", "255"]);
     ends("cpu_weight", &["1", "10000"], &["0", "10001"]);
     ends("cpu_limit", &["0.01", "1024"], &["0.009", "1024.1"]);
+    ends("cpu_reservation", &["0.01", "1024"], &["0.009", "1024.1", "nan"]);
     ends("scratch_limit", &["\"1M\""], &["\"1023K\""]);
     ends("memory_min", &["\"0M\"", "\"512M\""], &["\"513M\""]);
     ends("resident", &["\"16M\"", "\"4T\""], &["\"16383K\""]);
@@ -49,6 +50,24 @@ fn numbers_have_the_documented_limits() {
         &["\"64M\"", "\"4T\""],
         &["\"62M\"", "\"65M\"", "\"4194306M\""],
     );
+}
+
+#[test]
+fn gang_is_left_out_where_it_is_the_default() {
+    let spec = |keys: &str| parse("vm.toml", &format!("image = \"debian-12\"\n{keys}")).unwrap();
+    let written = |keys: &str| crate::text_of(&spec(keys)).unwrap();
+    assert!(spec("").gang && !written("").contains("gang"));
+    assert!(!spec("gang = false\n").gang && written("gang = false\n").contains("gang = false\n"));
+}
+
+#[test]
+fn reservation_of_cpu_time_is_at_most_the_limit_and_of_one_cell() {
+    let text = |keys: &str| format!("image = \"debian-12\"\ncpu_reservation = 0.5\n{keys}\n");
+    assert!(taken("cpu_reservation", &text("cpu_limit = 0.5")));
+    assert!(!taken("cpu_reservation", &text("cpu_limit = 0.4")));
+    assert!(!taken("cpu_reservation", &text("cpus = 2\nspan = \"auto\"")));
+    let spec = parse("vm.toml", &text("")).unwrap();
+    assert_eq!(spec.cpu_reservation_permille(), 500);
 }
 
 #[test]

@@ -196,8 +196,8 @@ pub(super) async fn update_vm(
     let update: Update = body(request).await?;
     if update.is_empty() {
         return Err(Problem::bad_request(
-            "nothing is to change; name one of cpu_weight, cpu_limit, memory_limit, resident, pins and \
-             memory_nodes",
+            "nothing is to change; name one of cpu_weight, cpu_limit, cpu_reservation, memory_limit, \
+             resident, pins and memory_nodes",
         ));
     }
     if caller.policy(&context.rights)?.is_some() {

@@ -388,6 +388,8 @@ fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
     let mut spec = VmSpec {
         name: Some(name.to_owned()),
         command: None,
+        // It takes CPU time from other VMs.
+        cpu_reservation: None,
         ..parent.clone()
     };
     for net in spec.nets.iter_mut().flatten() {

@@ -15,8 +15,9 @@ pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
     #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
         "name", "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
-        "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart",
-        "scratch_limit", "label", "resident", "paging_file", "paging_disk", "memory_min", "memory_weight"])]
+        "cpu_weight", "cpu_limit", "cpu_reservation", "memory_limit", "io_limit", "core_scheduling",
+        "restart", "scratch_limit", "label", "resident", "paging_file", "paging_disk", "memory_min",
+        "memory_weight"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -84,6 +85,9 @@ pub struct RunArgs {
     /// As many of the host's CPUs it uses at most, as 1.5
     #[arg(long, value_name = "CPUS")]
     pub cpu_limit: Option<f64>,
+    /// CPU time of its cell that it has before others, in CPUs, as 0.5; in a cluster with `cpus = "gangs"`
+    #[arg(long, value_name = "CPUS")]
+    pub cpu_reservation: Option<f64>,
     /// Memory of the host that the VM's processes use at most, the guest's included, as 700M
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Size>,
@@ -246,6 +250,9 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         cpus: args.cpus,
         cpu_weight: args.cpu_weight,
         cpu_limit: args.cpu_limit,
+        cpu_reservation: args.cpu_reservation,
+        // A VM without a gang is described in a file only.
+        gang: true,
         memory_limit: args.memory_limit,
         io_limit: args.io_limit,
         core_scheduling: args.core_scheduling,

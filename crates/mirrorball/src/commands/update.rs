@@ -28,6 +28,9 @@ pub struct UpdateArgs {
     /// As many of the host's CPUs it uses at most, as 1.5, or none
     #[arg(long, value_name = "CPUS|none")]
     cpu_limit: Option<OrNone<f64>>,
+    /// CPU time of its cell that it has before others, in CPUs, as 0.5, or none
+    #[arg(long, value_name = "CPUS|none")]
+    cpu_reservation: Option<OrNone<f64>>,
     /// Memory of the host that its processes use at most, as 700M, or none
     #[arg(long, value_name = "SIZE|none")]
     memory_limit: Option<OrNone<Size>>,
@@ -86,17 +89,12 @@ impl FromStr for PinArg {
 
 /// Changes the host resources that a VM uses.
 pub fn update(args: UpdateArgs) -> Result<ExitCode> {
-    if let Some(OrNone(Some(limit))) = args.cpu_limit
-        && !limit.is_finite()
-    {
-        return Err(miette!(
-            help = "write a number of CPUs, as 1.5, or none",
-            "--cpu-limit {limit}: no number of CPUs"
-        ));
-    }
+    check_cpus("--cpu-limit", args.cpu_limit)?;
+    check_cpus("--cpu-reservation", args.cpu_reservation)?;
     let update = Update {
         cpu_weight: args.cpu_weight.map(|OrNone(weight)| weight),
         cpu_limit: args.cpu_limit.map(|OrNone(limit)| limit),
+        cpu_reservation: args.cpu_reservation.map(|OrNone(reserved)| reserved),
         memory_limit: args.memory_limit.map(|OrNone(limit)| limit),
         resident: args.resident,
         pins: args.pin.into_iter().map(|PinArg(pin)| pin).collect(),
@@ -104,8 +102,8 @@ pub fn update(args: UpdateArgs) -> Result<ExitCode> {
     };
     if update.is_empty() {
         return Err(miette!(
-            help =
-                "name one of --cpu-weight, --cpu-limit, --memory-limit, --resident, --pin and --memory-nodes",
+            help = "name one of --cpu-weight, --cpu-limit, --cpu-reservation, --memory-limit, --resident, \
+                    --pin and --memory-nodes",
             "{}: nothing is to change",
             args.vm
         ));
@@ -116,6 +114,17 @@ pub fn update(args: UpdateArgs) -> Result<ExitCode> {
         ORDER_LIMIT
     };
     order(&args.vm, &Request::Update(update), limit)
+}
+
+/// Checks a number of CPUs, which JSON can't have if it is not finite.
+fn check_cpus(flag: &str, cpus: Option<OrNone<f64>>) -> Result<()> {
+    match cpus {
+        Some(OrNone(Some(cpus))) if !cpus.is_finite() => Err(miette!(
+            help = "write a number of CPUs, as 1.5, or none",
+            "{flag} {cpus}: no number of CPUs"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Prints the location of a VM's memory.

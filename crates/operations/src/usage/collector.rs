@@ -8,7 +8,7 @@ use config::cluster::CellPlan;
 use hostinfo::memory_use::MemoryUse;
 use hostinfo::{cpu_time, thread_migrations};
 use registry::cluster::files::Files;
-use registry::cluster::interface::Status;
+use registry::cluster::interface::{CpuLending, Status};
 use registry::vms::{Record, Registry, State};
 
 use super::in_flight::InFlight;
@@ -38,6 +38,8 @@ struct Reports {
     /// Cells whose vCPUs are known.
     listed: BTreeSet<u16>,
     vcpus: Vec<VcpuReading>,
+    /// Moves between cells by decision, by cell.
+    lending: BTreeMap<u16, CpuLending>,
     /// Run queues by the host's number of the CPU.
     queues: BTreeMap<usize, CpuQueue>,
     unknown: Vec<Unknown>,
@@ -171,6 +173,9 @@ impl Collector {
             match vcpus {
                 Ok((at, Report::CellVcpus(known))) => {
                     reports.listed.insert(cell);
+                    reports
+                        .lending
+                        .extend(known.lending.map(|lending| (cell, lending)));
                     let at_ms = whole_ms(at.saturating_duration_since(self.begun));
                     let queues = known.queues.iter();
                     reports
@@ -264,6 +269,7 @@ impl Collector {
             } else if is_silent {
                 cell.state = Some(CellState::Silent);
             }
+            cell.cpu_lending = reports.lending.get(&number).copied();
             cells.insert(number, cell);
         }
         if plan.is_empty()

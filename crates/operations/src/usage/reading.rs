@@ -1,6 +1,6 @@
 //! Counters and states of a host's cells, CPUs, VMs and vCPUs at one moment.
 
-use registry::cluster::interface::LentMemory;
+use registry::cluster::interface::{CpuLending, LentMemory};
 use serde::Serialize;
 
 /// Maximum length of a reason from another process, in characters.
@@ -108,6 +108,8 @@ pub struct CellReading {
     pub vcpus: Option<u32>,
     /// Names of its VMs.
     pub vms: Option<Vec<String>>,
+    /// Moves of vCPUs between cells by its decision; none if it decides on none.
+    pub cpu_lending: Option<CpuLending>,
 }
 
 /// A CPU of the host.
@@ -195,6 +197,8 @@ pub struct VmReading {
     pub cpu_weight: Option<u16>,
     /// Host CPUs that it uses at most; `null` without a limit.
     pub cpu_limit: Option<f64>,
+    /// CPU time that its cell reserves for it, in CPUs; `null` without a reservation.
+    pub cpu_reservation: Option<f64>,
     /// Its guest's memory, in bytes.
     pub memory_bytes: u64,
     /// Memory of the host that it takes, in bytes; measured every 5 s.

@@ -142,6 +142,7 @@ pub(super) fn cell(status: &CellStatus, is_here: bool) -> CellReading {
         borrowed: Some(status.borrowed.clone()),
         vcpus: Some(status.vcpus),
         vms: Some(status.vms.clone()),
+        cpu_lending: None,
     }
 }
 
@@ -175,6 +176,7 @@ pub(super) fn vm(record: &Record) -> VmReading {
         vcpus: record.spec.cpus,
         cpu_weight: record.spec.cpu_weight,
         cpu_limit: record.spec.cpu_limit,
+        cpu_reservation: record.spec.cpu_reservation,
         memory_bytes: record.spec.memory.0,
         host_bytes: None,
         swapped_bytes: None,

@@ -37,6 +37,7 @@ fn vm(vcpus: u8) -> VmReading {
         vcpus,
         cpu_weight: None,
         cpu_limit: Some(1.5),
+        cpu_reservation: None,
         memory_bytes: 64 << 20,
         host_bytes: None,
         swapped_bytes: None,

@@ -6,6 +6,8 @@
 
 mod accounting;
 mod counters;
+mod current;
+mod gang_calls;
 mod moves;
 mod seen;
 
@@ -13,6 +15,7 @@ use std::sync::Arc;
 
 pub use counters::Counters;
 
+use self::current::Current;
 use self::seen::{Given, Heard, Seen};
 use super::clock::Clock;
 use super::entry::{VcpuEntry, VcpuState};
@@ -26,32 +29,10 @@ use super::topology::Topology;
 use super::tunables::Tunables;
 use super::view::View;
 use super::word::{Mode, Word, beat_ms};
-use super::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
+use super::{CpuId, Nanos, VcpuId};
 
 /// Least time until the timer. Ours: far below all times of the schedule.
 const TIMER_MIN: Nanos = 1_000;
-
-/// The vCPU that a CPU runs.
-#[derive(Clone, Copy, Debug)]
-struct Current {
-    vcpu: VcpuId,
-    mode: Mode,
-    /// Start of this run, or of its present mode.
-    started: Nanos,
-    /// Time up to which its run is accounted.
-    accounted_at: Nanos,
-    /// Accounted time that its VM's virtual time does not have yet.
-    uncharged: Nanos,
-    slice_end: Nanos,
-    /// Time at which the other CPUs of the gang have to have followed.
-    check_at: Option<Nanos>,
-    /// Time at which its VM reaches its cap if all its busy vCPUs run on.
-    cap_at: Option<Nanos>,
-    /// Whether the next look at the cap follows a publication by all.
-    is_cap_near: bool,
-    /// Whether another CPU has left this gang.
-    is_broken: bool,
-}
 
 /// Transfer that this driver has requested.
 #[derive(Clone, Copy, Debug)]
@@ -411,142 +392,6 @@ impl Driver {
             self.virtual_clock = self.virtual_clock.max(chosen.gang.rank.vtime);
         }
         Some((self.queue.slots()[slot].vcpu, mode))
-    }
-
-    fn start(&mut self, vcpu: VcpuId, mode: Mode, now: Nanos, out: &mut Vec<Effect>) {
-        if let Some(queued) = self.queue.find_mut(vcpu) {
-            queued.entry.state = VcpuState::Running;
-            queued.has_spun &= mode == Mode::Filler;
-            out.push(Effect::Entry(vcpu, queued.entry));
-        }
-        match mode {
-            Mode::Entitled => self.counters.entitled += 1,
-            _ => self.counters.fillers += 1,
-        }
-        self.current = Some(Current {
-            vcpu,
-            mode,
-            started: now,
-            accounted_at: now,
-            uncharged: 0,
-            slice_end: now + self.tunables.slice_ns,
-            check_at: (mode == Mode::Entitled).then_some(now + self.tunables.straggler_timeout_ns),
-            cap_at: None,
-            is_cap_near: false,
-            is_broken: false,
-        });
-    }
-
-    /// Goes on with the same vCPU, in a new slice or in another mode. Returns what to call its gang for.
-    fn renew(&mut self, mode: Mode, now: Nanos) -> Option<(VmId, Mode)> {
-        let current = self.current.as_mut()?;
-        let is_new = current.mode != mode;
-        if is_new {
-            current.mode = mode;
-            current.started = now;
-            current.slice_end = now + self.tunables.slice_ns;
-            current.is_broken = false;
-        }
-        current.check_at = (mode == Mode::Entitled).then_some(now + self.tunables.straggler_timeout_ns);
-        let (vcpu, mode) = (current.vcpu, current.mode);
-        if mode == Mode::Entitled
-            && let Some(queued) = self.queue.find_mut(vcpu)
-        {
-            queued.has_spun = false;
-        }
-        Some((vcpu.vm, mode))
-    }
-
-    /// Takes the present vCPU off the CPU. It waits, unless it is idle by then.
-    fn stop(&mut self, now: Nanos, view: &impl View, out: &mut Vec<Effect>) {
-        self.charge(now, view, out);
-        if let Some(current) = self.current.take()
-            && let Some(queued) = self.queue.find_mut(current.vcpu)
-        {
-            queued.entry.state = VcpuState::Waiting;
-            queued.entry.since = now;
-            out.push(Effect::Entry(current.vcpu, queued.entry));
-        }
-    }
-
-    /// Sends to the CPUs of a VM: on a start to those that do not run it yet (section 4.3, step 2), on a
-    /// displacement to those that still do. CPUs that get a message by effects from `begin` on get no other.
-    fn call_gang(
-        &mut self,
-        vm: VmId,
-        is_displaced: bool,
-        begin: usize,
-        now: Nanos,
-        view: &impl View,
-        out: &mut Vec<Effect>,
-    ) {
-        let seen = sight!(self, view);
-        let gang = Gang::of(&seen, vm, now, &self.tunables);
-        if !is_displaced && !gang.is_bound() || !gang.terms.is_gang {
-            return;
-        }
-        for index in 0..gang.terms.vcpus {
-            let entry = seen.vcpu(VcpuId { vm, index });
-            if entry.state == VcpuState::Idle || entry.cpu == self.cpu {
-                continue;
-            }
-            let word = seen.word(entry.cpu);
-            let runs = word.mode == Mode::Entitled && word.vm == vm;
-            let has_message = |effect: &Effect| matches!(effect, Effect::Send { to, .. } if *to == entry.cpu);
-            if runs == is_displaced && !out[begin..].iter().any(has_message) {
-                let message = Message::Reconsider {
-                    vm,
-                    is_displaced,
-                    word: self.word,
-                };
-                out.push(Effect::Send {
-                    to: entry.cpu,
-                    message,
-                });
-                self.counters.reconsiders += 1;
-            }
-        }
-    }
-
-    /// Leaves a gang whose other CPUs have not followed in time.
-    fn check_stragglers(&mut self, now: Nanos, view: &impl View) {
-        let Some(current) = self.current else { return };
-        if current.check_at.is_none_or(|at| now < at) {
-            return;
-        }
-        let seen = sight!(self, view);
-        let vm = current.vcpu.vm;
-        let gang = Gang::of(&seen, vm, now, &self.tunables);
-        let (mut is_incomplete, mut has_straggler) = (false, false);
-        for index in 0..gang.terms.vcpus {
-            let entry = seen.vcpu(VcpuId { vm, index });
-            // A vCPU that woke later joins the gang at its next choice.
-            if entry.state != VcpuState::Waiting || entry.cpu == self.cpu || entry.since > current.started {
-                continue;
-            }
-            let word = seen.word(entry.cpu);
-            let is_gone = word.mode == Mode::Offline || word.is_stalled(now, self.tunables.stall_timeout_ns);
-            let has_followed = word.mode == Mode::Entitled && word.vm == vm;
-            if !is_gone && !has_followed {
-                is_incomplete = true;
-                // A CPU that has published since has decided otherwise, and will choose again.
-                let is_silent = word.age_ms(now) > now.saturating_sub(current.started) / MILLISECOND;
-                has_straggler |=
-                    is_silent && gang::admits(&seen, &word, &gang.rank, &mut None, now, &self.tunables);
-            }
-        }
-        let hold = now + self.tunables.straggler_hold_ns;
-        if let Some(current) = &mut self.current {
-            current.check_at = None;
-            current.is_broken |= is_incomplete && gang.is_bound();
-        }
-        if has_straggler
-            && gang.is_bound()
-            && let Some(queued) = self.queue.find_mut(current.vcpu)
-        {
-            queued.held_until = hold;
-            self.counters.stragglers += 1;
-        }
     }
 
     /// Looks for a vCPU of another CPU that can run here with its VM.

@@ -73,13 +73,10 @@ pub enum EntitlementError {
         /// CPU time that its vCPUs can use, thousandths of a CPU.
         usable_permille: u64,
     },
-    /// The reservation is above the VM's own cap.
-    AboveCap {
-        /// The cap, thousandths of a CPU.
-        cap_permille: u32,
-    },
     /// The CPUs have promised too much to other VMs.
     NoRoom {
+        /// CPU time that others have reserved, thousandths of a CPU.
+        reserved_permille: u64,
         /// CPU time that is left for reservations, thousandths of a CPU.
         free_permille: u64,
     },
@@ -87,30 +84,34 @@ pub enum EntitlementError {
 
 impl fmt::Display for EntitlementError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpus = |permille: u64| format!("{}.{:03} CPUs", permille / 1000, permille % 1000);
         match self {
             Self::AboveVcpus { usable_permille } => write!(
                 f,
-                "its vCPUs can use {} with a reservation; help: reserve less, or give the VM more vCPUs",
+                "its vCPUs can use {} CPUs with a reservation",
                 cpus(*usable_permille)
             ),
-            Self::AboveCap { cap_permille } => write!(
+            Self::NoRoom {
+                reserved_permille,
+                free_permille,
+            } => write!(
                 f,
-                "its cap is {}; help: reserve at most the cap",
-                cpus(u64::from(*cap_permille))
-            ),
-            Self::NoRoom { free_permille } => write!(
-                f,
-                "{} are left for reservations; help: reserve less, or choose another cell",
+                "{} CPUs are reserved for other VMs, and {} are left",
+                cpus(*reserved_permille),
                 cpus(*free_permille)
             ),
         }
     }
 }
 
+/// Thousandths of a CPU as a decimal number of CPUs.
+pub fn cpus(permille: u64) -> String {
+    format!("{}.{:03}", permille / 1000, permille % 1000)
+}
+
 impl std::error::Error for EntitlementError {}
 
-/// Checks the reservation of a new VM on `cpus` CPUs, of which other VMs have reserved `reserved_permille`.
+/// Checks the reservation of a VM on `cpus` CPUs, of which other VMs have reserved `reserved_permille`.
+/// That it is at most the VM's cap is checked where both are written.
 ///
 /// # Errors
 /// The first reason against it.
@@ -120,14 +121,12 @@ pub fn admit(terms: &Terms, cpus: u16, reserved_permille: u64) -> Result<(), Ent
     if wanted > usable_permille {
         return Err(EntitlementError::AboveVcpus { usable_permille });
     }
-    if let Some(cap_permille) = terms.cap_permille
-        && terms.reservation_permille > cap_permille
-    {
-        return Err(EntitlementError::AboveCap { cap_permille });
-    }
     let free_permille = (RESERVABLE_PERMILLE * u64::from(cpus)).saturating_sub(reserved_permille);
     if wanted > free_permille {
-        return Err(EntitlementError::NoRoom { free_permille });
+        return Err(EntitlementError::NoRoom {
+            reserved_permille,
+            free_permille,
+        });
     }
     Ok(())
 }
@@ -178,11 +177,16 @@ mod tests {
                 usable_permille: 1_800
             }
         );
-        let error = admit(&terms(4, 500, Some(499)), 4, 0).unwrap_err();
-        assert_eq!(error, EntitlementError::AboveCap { cap_permille: 499 });
         let error = admit(&terms(4, 601, None), 4, 3_000).unwrap_err();
-        assert_eq!(error, EntitlementError::NoRoom { free_permille: 600 });
-        assert!(error.to_string().starts_with("0.600 CPUs are left"), "{error}");
+        assert_eq!(
+            error,
+            EntitlementError::NoRoom {
+                reserved_permille: 3_000,
+                free_permille: 600
+            }
+        );
+        let why = "3.000 CPUs are reserved for other VMs, and 0.600 are left";
+        assert_eq!(error.to_string(), why);
         assert_eq!(admit(&terms(4, 600, None), 4, 3_000), Ok(()));
     }
 

@@ -384,6 +384,7 @@ mod tests {
             share: VmShare {
                 vcpus: 1,
                 memory_bytes: 1 << 30,
+                ..VmShare::default()
             },
             cell: Some(1),
         });

@@ -4,10 +4,13 @@
 //! `cell::cluster::state` replies; the simulator sends the same types. [`LentMemory`] and [`VmShare`] are
 //! also in the records of VMs ([`crate::vms::Record`]), from which a restarted cell recovers its grants.
 
+use std::ops::Not;
+
 use config::cluster::{CellPlan, RegionAccess};
 use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
+pub use super::cpus::{BorrowedCpu, CpuLending, CpuLoad, CpuQueue, LentCpu};
 use crate::json_line::Protocol;
 
 /// The client's side of the protocol.
@@ -23,12 +26,19 @@ pub const OF_CELL: Protocol = Protocol {
 };
 
 /// Resources that a VM takes of a cell.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmShare {
     /// Number of vCPUs.
     pub vcpus: u32,
     /// Guest memory, in bytes.
     pub memory_bytes: u64,
+    /// CPU time that the cell reserves for the VM, thousandths of a CPU. A release before the key has none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cpu_reservation_permille: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Separator between a spanning VM's name and a shard's number. No VM's name contains it.
@@ -66,30 +76,6 @@ pub struct LentMemory {
     pub cell: u16,
     /// The amount, in bytes.
     pub bytes: u64,
-}
-
-/// vCPU that runs on a CPU of another cell of the host than its VM's.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct BorrowedCpu {
-    /// The vCPU's number.
-    pub vcpu: u8,
-    /// The lender: the cell that has the CPU.
-    pub cell: u16,
-    /// The host's number of the CPU.
-    pub cpu: usize,
-}
-
-/// CPU of a cell on which a vCPU of another cell's VM runs.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct LentCpu {
-    /// The host's number of the CPU.
-    pub cpu: usize,
-    /// The cell that serves the VM.
-    pub cell: u16,
-    /// The VM's name.
-    pub vm: String,
-    /// The vCPU's number.
-    pub vcpu: u8,
 }
 
 /// A grant of a shared region to a VM. The VM depends on the region's home, and on the cells that lent memory
@@ -265,6 +251,21 @@ pub enum CellRequest {
         cpu: usize,
         /// The cell that serves the VM.
         borrower: u16,
+        /// Whether that cell has decided on the move. Refused then without an idle CPU.
+        #[serde(default, skip_serializing_if = "Not::not")]
+        is_automatic: bool,
+    },
+    /// Report the load of this cell's CPUs. A cell that lends none by itself refuses.
+    CpuLoad,
+    /// Have a vCPU of a VM of this cell, which its decision has moved to the lender, run on a CPU of this
+    /// cell again.
+    ReturnCpu {
+        /// The VM's name.
+        vm: String,
+        /// The vCPU's number.
+        vcpu: u8,
+        /// The lender, which needs its CPU.
+        lender: u16,
     },
     /// Record which vCPUs of a VM of this cell run on CPUs of other cells: the VM depends on these. The
     /// response comes when all cells have recorded it.
@@ -273,6 +274,14 @@ pub enum CellRequest {
         vm: String,
         /// All such vCPUs.
         cpus: Vec<BorrowedCpu>,
+    },
+    /// Reserve CPU time of this cell for a VM of it; none if it is 0. The response comes when all cells have
+    /// recorded it.
+    ReserveCpu {
+        /// The VM's name.
+        vm: String,
+        /// Thousandths of a CPU.
+        permille: u32,
     },
     /// Cordon this cell or end its cordon. The response comes when all cells have applied it.
     Cordon {
@@ -348,31 +357,14 @@ pub enum CellResponse {
         /// Run queues of the cell's CPUs; empty if Linux schedules them, or from a cell of an older release.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         queues: Vec<CpuQueue>,
+        /// Moves of vCPUs between cells by decision; none from a cell that decides on none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lending: Option<CpuLending>,
     },
+    /// The load of the cell's CPUs.
+    CpuLoad(CpuLoad),
     /// The protocols that the cell speaks.
     Protocols(Protocols),
-}
-
-/// Run queue of a CPU whose driver chooses the vCPU that it runs. Counts begin with the cell's process.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CpuQueue {
-    /// The host's number of the CPU.
-    pub cpu: usize,
-    /// VM that it runs.
-    pub gang: Option<String>,
-    /// vCPUs that are ready and wait.
-    pub waiting: u32,
-    /// vCPUs that are not idle, running and waiting.
-    pub load: u32,
-    /// vCPUs that came by the idle balancer.
-    pub moved_idle: u64,
-    /// vCPUs that came by the periodic balancer.
-    pub moved_periodic: u64,
-    /// vCPUs that came by an order.
-    pub moved_ordered: u64,
-    /// Moves that it refused, or that were refused to it.
-    pub refused: u64,
 }
 
 /// Release of a program, and the versions that it speaks of each protocol with programs that it does not
@@ -522,6 +514,7 @@ mod tests {
                 cell: 0,
                 vm: "web".to_owned(),
                 vcpu: 1,
+                is_automatic: false,
             }],
             vcpus: 0,
             vms: Vec::new(),
@@ -546,6 +539,7 @@ mod tests {
             vcpus: Vec::new(),
             missing: Vec::new(),
             queues,
+            lending: None,
         };
         let line = serde_json::to_string(&answer(Vec::new())).unwrap();
         assert!(!line.contains("queues"), "{line}");

@@ -161,6 +161,7 @@ mod tests {
             share: VmShare {
                 vcpus: 2,
                 memory_bytes: 1 << 30,
+                ..VmShare::default()
             },
             borrowed: vec![LentMemory {
                 cell: 0,

@@ -235,7 +235,12 @@ mod tests {
             cell: 2,
             bytes: 16 << 20,
         }];
-        let lent = |vcpu, cell| BorrowedCpu { vcpu, cell, cpu: 9 };
+        let lent = |vcpu, cell| BorrowedCpu {
+            vcpu,
+            cell,
+            cpu: 9,
+            is_automatic: false,
+        };
         record.borrowed_cpus = vec![lent(0, 1), lent(1, 1)];
         assert_eq!(record.dependencies().cells(), [0, 1, 2]);
         let mut uses = record.dependencies();

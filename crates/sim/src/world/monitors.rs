@@ -166,6 +166,7 @@ impl World {
             | CellResponse::Region { .. }
             | CellResponse::Status(_)
             | CellResponse::Vcpus { .. }
+            | CellResponse::CpuLoad(_)
             | CellResponse::Protocols(_) => {}
         }
     }

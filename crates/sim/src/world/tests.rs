@@ -110,6 +110,7 @@ fn vm_for(cell: u16, name: &str) -> AdmitVm {
             VmShare {
                 vcpus: 1,
                 memory_bytes: 1 << 28,
+                ..VmShare::default()
             },
         )
     }

@@ -119,6 +119,7 @@ mod tests {
             share: VmShare {
                 vcpus: 1,
                 memory_bytes: 1 << 30,
+                ..VmShare::default()
             },
             borrowed: Vec::new(),
             session,

@@ -197,16 +197,11 @@ impl User {
     /// Total of the user's VMs whose name `counts`.
     fn used(&self, counts: impl Fn(&str) -> bool) -> VmShare {
         let counted = self.vms.iter().filter(|(name, _)| counts(name));
-        counted.fold(
-            VmShare {
-                vcpus: 0,
-                memory_bytes: 0,
-            },
-            |sum, (_, held)| VmShare {
-                vcpus: sum.vcpus.saturating_add(held.share.vcpus),
-                memory_bytes: sum.memory_bytes.saturating_add(held.share.memory_bytes),
-            },
-        )
+        counted.fold(VmShare::default(), |sum, (_, held)| VmShare {
+            vcpus: sum.vcpus.saturating_add(held.share.vcpus),
+            memory_bytes: sum.memory_bytes.saturating_add(held.share.memory_bytes),
+            ..VmShare::default()
+        })
     }
 
     fn describe(&self, limits: Limits) -> UserUse {
@@ -223,6 +218,7 @@ impl User {
             most: VmShare {
                 vcpus: self.plan.vcpus,
                 memory_bytes: self.plan.memory_bytes,
+                ..VmShare::default()
             },
             used: self.used(|_| true),
             limits,
@@ -243,6 +239,7 @@ mod tests {
         VmShare {
             vcpus,
             memory_bytes: gib * GIB,
+            ..VmShare::default()
         }
     }
 
@@ -298,6 +295,7 @@ mod tests {
         let most = VmShare {
             vcpus: u32::MAX,
             memory_bytes: u64::MAX,
+            ..VmShare::default()
         };
         quotas.reserve(ALICE, "a", share(1, 1), 1).unwrap();
         assert!(matches!(

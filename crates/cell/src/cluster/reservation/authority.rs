@@ -51,11 +51,11 @@ impl Authority {
     pub(super) fn ask_again(&self, cell: u16, host: &AdmitVm) -> io::Result<(Connection, CellResponse)> {
         let folder = Registry::open().and_then(|registry| registry.folder_of(&host.name));
         let record = folder.and_then(|folder| vms::read(&folder));
-        let borrowed_cpus = record.map_or_else(|_| Vec::new(), |record| record.borrowed_cpus);
-        let host = AdmitVm {
-            borrowed_cpus,
-            ..host.clone()
-        };
+        let mut host = host.clone();
+        if let Ok(record) = record {
+            host.share.cpu_reservation_permille = record.spec.cpu_reservation_permille();
+            host.borrowed_cpus = record.borrowed_cpus;
+        }
         self.ask(cell, &host)
     }
 

@@ -29,6 +29,12 @@ pub enum ReservationError {
          `mirrorball cluster up FILE`, or leave `shared` out"
     )]
     NoClusterForRegion(String),
+    /// The VM reserves CPU time, and there is no cluster of its user's.
+    #[error(
+        "the VM reserves CPU time (`cpu_reservation`), and no cluster of yours is up here; start one whose \
+         file has `cpus = \"gangs\"` with `mirrorball cluster up FILE`, or leave it out"
+    )]
+    NoClusterForCpu,
     /// The VM has a shared region, and the host's cluster is another user's.
     #[error(
         "the VM has the shared region {0}, and the cluster of this host is another user's, whose VMs alone \

@@ -322,6 +322,7 @@ fn begin_part_in(
             VmShare {
                 vcpus: u32::from(vcpus),
                 memory_bytes,
+                ..VmShare::default()
             },
         )
     };

@@ -22,6 +22,7 @@ use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
 use tracing::{error, info, warn};
 
+use super::cpu_lending::LendingReport;
 use crate::cluster::adoption_table::{AdoptionTable, Failures, Unreadable, Verdict};
 use crate::ending::of_failed_cell;
 use crate::handle::VmHandle;
@@ -50,6 +51,8 @@ pub(super) struct Adoptions {
     platform: Platform,
     /// The drivers of the cell's CPUs, if it has any.
     scheduler: Option<Scheduler>,
+    /// Moves between cells by decision, where there are any.
+    lending: Option<Arc<LendingReport>>,
     shared: Arc<Shared>,
 }
 
@@ -75,8 +78,53 @@ impl Adoptions {
             cell,
             platform,
             scheduler,
+            lending: None,
             shared: Arc::new(shared),
         }
+    }
+
+    /// The same with a report of moves between cells by decision.
+    pub(super) fn with_lending(self, lending: Option<Arc<LendingReport>>) -> Self {
+        Self { lending, ..self }
+    }
+
+    /// The VMs that are served.
+    pub(super) fn served(&self) -> Vec<VmHandle> {
+        self.table().served().cloned().collect()
+    }
+
+    /// Starts a thread that takes a vCPU back from a lender that needs its CPU.
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub(super) fn begin_to_return_cpu(
+        &self,
+        (vm, vcpu): (String, u8),
+        lender: u16,
+        told: impl FnOnce(CellResponse) + Send + 'static,
+    ) -> io::Result<()> {
+        let adoptions = self.clone();
+        let back = move || {
+            let named = |handle: &VmHandle| handle.recorder().read(|record| record.name == vm) == Some(true);
+            let handle = adoptions.served().into_iter().find(named);
+            if let Some(lending) = &adoptions.lending {
+                lending.note_recall(lender);
+            }
+            let returned = match handle {
+                Some(handle) => handle.return_by_decision(vcpu, Some(lender)),
+                None => Err(io::Error::other(format!("VM {vm} is not served just now"))),
+            };
+            told(match returned {
+                Ok(()) => CellResponse::Done,
+                Err(error) => CellResponse::Refused {
+                    why: error.to_string(),
+                },
+            });
+        };
+        std::thread::Builder::new()
+            .name("return".into())
+            .spawn(back)
+            .map(drop)
     }
 
     /// Adopts the VMs that an earlier process of the cell left.
@@ -195,8 +243,8 @@ impl Adoptions {
         &self,
         told: impl FnOnce(CellResponse) + Send + 'static,
     ) -> io::Result<()> {
-        let vms: Vec<VmHandle> = self.table().served().cloned().collect();
-        let scheduler = self.scheduler.clone();
+        let vms = self.served();
+        let (scheduler, lending) = (self.scheduler.clone(), self.lending.clone());
         let list = move || {
             let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
             for vm in vms {
@@ -214,6 +262,7 @@ impl Adoptions {
                 vcpus,
                 missing,
                 queues,
+                lending: lending.map(|lending| lending.counts()),
             });
         };
         std::thread::Builder::new()

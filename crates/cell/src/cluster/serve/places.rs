@@ -21,7 +21,11 @@ fn places(record: &Record) -> Vec<RunningVm> {
     let place = |name: String, cell, vcpus, memory_bytes, borrowed| RunningVm {
         name,
         cell,
-        share: VmShare { vcpus, memory_bytes },
+        share: VmShare {
+            vcpus,
+            memory_bytes,
+            cpu_reservation_permille: record.spec.cpu_reservation_permille(),
+        },
         borrowed,
         cells: record.spec.cells.clone(),
         borrowed_cpus: record.borrowed_cpus.clone(),

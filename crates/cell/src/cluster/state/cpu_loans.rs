@@ -11,6 +11,8 @@
 use policy::memory::borrowing::allows;
 use registry::cluster::interface::{BorrowedCpu, CellResponse, LentCpu};
 
+use super::cpu_lending::AutomaticLoanError;
+use super::view::KnownVm;
 use super::{Action, Client, Key, State, Value, cordons};
 
 /// vCPUs of other cells' VMs on one CPU at most. Ours: so many as a queue of a driver has.
@@ -35,14 +37,32 @@ enum CpuLoanError {
     NotAllowed { vm: String, allowed: String },
     #[error("cell {0} does not run")]
     NotMet(u16),
+    #[error("{0}")]
+    Automatic(AutomaticLoanError),
+    #[error(
+        "VM {0} reserves CPU time, which only its own cell gives; end that with `mirrorball update {0} \
+         --cpu-reservation none` first"
+    )]
+    Reserved(String),
     #[error("a vCPU of VM {0} is named twice, or the VM has none of its number")]
     NoVcpu(String),
 }
 
 impl State {
     /// Replies to the cell that serves a VM whether a vCPU may run on a CPU of this one.
-    pub(super) fn lend_cpu(&self, client: Client, cpu: usize, borrower: u16) -> Action {
-        let answer = match self.check_cpu_loan(cpu, borrower) {
+    pub(super) fn lend_cpu(
+        &mut self,
+        client: Client,
+        cpu: usize,
+        borrower: u16,
+        is_automatic: bool,
+    ) -> Action {
+        let checked = self.check_cpu_loan(cpu, borrower);
+        let promised = checked.and_then(|()| match is_automatic {
+            true => self.promise_cpu().map_err(CpuLoanError::Automatic),
+            false => Ok(()),
+        });
+        let answer = match promised {
             Ok(()) => CellResponse::Done,
             Err(error) => CellResponse::Refused {
                 why: error.to_string(),
@@ -113,6 +133,9 @@ impl State {
             if new.cell == me || !self.is_of_this_host(new.cell) {
                 return Err(CpuLoanError::NoCell(new.cell));
             }
+            if vm.share.cpu_reservation_permille > 0 {
+                return Err(CpuLoanError::Reserved(name.to_owned()));
+            }
             if !allows(vm.cells, new.cell) {
                 let allowed: Vec<String> = vm.cells.iter().map(u16::to_string).collect();
                 return Err(CpuLoanError::NotAllowed {
@@ -124,13 +147,8 @@ impl State {
                 return Err(CpuLoanError::NotMet(new.cell));
             }
         }
-        Ok(Value::Vm {
-            share: vm.share,
-            borrowed: vm.borrowed.to_vec(),
-            cells: vm.cells.to_vec(),
-            borrowed_cpus: cpus,
-            regions: vm.regions.to_vec(),
-        })
+        let borrowed_cpus = &cpus;
+        Ok(KnownVm { borrowed_cpus, ..vm }.value())
     }
 
     fn is_of_this_host(&self, number: u16) -> bool {
@@ -147,6 +165,7 @@ impl State {
                 cell: vm.cell,
                 vm: vm.name.to_owned(),
                 vcpu: borrowed.vcpu,
+                is_automatic: borrowed.is_automatic,
             });
             lent.collect::<Vec<_>>()
         };

@@ -4,6 +4,7 @@ use policy::memory::borrowing::allows;
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
 
+use super::cpu_reservations::CpuReservationError;
 use super::regions::RegionError;
 use super::{Action, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
@@ -35,6 +36,8 @@ pub(super) enum PlaceError {
     },
     #[error("{0}")]
     Region(RegionError),
+    #[error("{0}")]
+    CpuReservation(CpuReservationError),
     #[error("no cell has {wanted_mib} MiB for it: {refusals}; give it less, or end another VM")]
     TooLarge {
         wanted_mib: u64,
@@ -156,6 +159,13 @@ impl State {
                 });
             }
         }
+        if host.share.cpu_reservation_permille > 0 {
+            // Cells of other hosts may have no drivers.
+            let here = rooms.iter().filter(|room| room.is_here).map(|room| room.cell);
+            let able = self.check_cpu_reservation(host, here.collect());
+            let able = able.map_err(PlaceError::CpuReservation)?;
+            rooms.retain(|room| able.contains(&room.cell));
+        }
         let want = want(host);
         // Two cells with different tables would send it back and forth.
         let here = rooms.iter().find(|room| room.cell == self.me.number);
@@ -163,8 +173,13 @@ impl State {
             return Ok(self.me.number);
         }
         let all = self.rooms_for(host);
+        let by_borrowing = || {
+            let cell = self.place_by_borrowing(host, &all)?;
+            let has_time = self.check_cpu_reservation(host, vec![cell]).is_ok();
+            has_time.then_some(cell)
+        };
         place(&rooms, want)
-            .or_else(|| self.place_by_borrowing(host, &all))
+            .or_else(by_borrowing)
             .ok_or_else(|| too_large(host, &rooms))
     }
 

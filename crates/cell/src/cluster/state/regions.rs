@@ -115,6 +115,7 @@ impl SharedRegions {
             let share = VmShare {
                 vcpus: 0,
                 memory_bytes: grant.bytes,
+                ..VmShare::default()
             };
             ledger.find(ledger_name(name), loans::parts(me, share, &grant.borrowed));
         }
@@ -272,8 +273,8 @@ impl State {
             ..AdmitVm::new(
                 ledger_name(&name),
                 VmShare {
-                    vcpus: 0,
                     memory_bytes: bytes,
+                    ..VmShare::default()
                 },
             )
         };

@@ -11,6 +11,7 @@ use super::*;
 mod borrowing;
 mod cordons;
 mod cpu_loans;
+mod cpu_reservations;
 mod failures;
 mod forgetting;
 mod loans;
@@ -33,6 +34,8 @@ pub(in crate::cluster) struct World {
     cordoned: BTreeSet<u16>,
     /// VMs that a cell was to end.
     ended: Vec<(u16, String)>,
+    /// Whether drivers choose what the cells' CPUs run.
+    has_drivers: bool,
     /// Shared regions of the cluster.
     specs: Vec<RegionSpec>,
     /// Actions of cells for their shared regions, in order.
@@ -61,6 +64,7 @@ pub(in crate::cluster) fn vm(name: &str, mib: u64) -> AdmitVm {
         VmShare {
             vcpus: 1,
             memory_bytes: mib << 20,
+            ..VmShare::default()
         },
     )
 }
@@ -94,6 +98,7 @@ impl World {
             limits: None,
             cordoned: BTreeSet::new(),
             ended: Vec::new(),
+            has_drivers: true,
             specs: Vec::new(),
             region_acts: Vec::new(),
             running: Vec::new(),
@@ -112,6 +117,7 @@ impl World {
             State::new(cell, 1, plan(cell.number), lent, self.running.clone())
                 .with_borrowing(self.limits, requested)
                 .with_cordon(self.cordoned.contains(&cell.number))
+                .with_drivers(self.has_drivers)
                 .with_regions(self.specs.clone()),
         );
         for other in others {
@@ -139,6 +145,7 @@ impl World {
                 | Action::AwaitLeft(..)
                 | Action::Adopt(..)
                 | Action::ReportVcpus(_)
+                | Action::ReturnCpu { .. }
                 | Action::ReportAdopted(_)
                 | Action::ReportProtocols(_)
                 | Action::End => {}
@@ -388,6 +395,7 @@ fn the_first_to_start_again_knows_what_the_host_has() {
     let share = VmShare {
         vcpus: 1,
         memory_bytes: 700 << 20,
+        ..VmShare::default()
     };
     let running = [("a", 0), ("b", 1)].map(|(name, cell)| RunningVm {
         name: name.to_owned(),

@@ -35,6 +35,19 @@ pub(super) struct KnownVm<'a> {
     pub(super) regions: &'a [RegionGrant],
 }
 
+impl KnownVm<'_> {
+    /// Its entry.
+    pub(super) fn value(&self) -> Value {
+        Value::Vm {
+            share: self.share,
+            borrowed: self.borrowed.to_vec(),
+            cells: self.cells.to_vec(),
+            borrowed_cpus: self.borrowed_cpus.to_vec(),
+            regions: self.regions.to_vec(),
+        }
+    }
+}
+
 impl State {
     pub(super) fn cells(&self) -> impl Iterator<Item = KnownCell<'_>> {
         let entries = self.node.entries();

@@ -69,6 +69,8 @@ impl Resources {
                     // It can only delay the VM itself.
                     on_full: _,
                 },
+            // It says which of the VM's own vCPUs run together.
+            gang: _,
             // The guest runs on them: no restore can change them.
             cpus: _,
             memory: _,
@@ -81,6 +83,7 @@ impl Resources {
             memory_weight,
             cpu_weight,
             cpu_limit,
+            cpu_reservation,
             memory_limit,
             io_limit,
             scratch_limit,
@@ -114,6 +117,11 @@ impl Resources {
             applied.withheld.push(why.to_owned());
         }
         *memory_weight = None;
+        if cpu_reservation.take().is_some() {
+            let why = "no CPU time is reserved for it, as was for the snapshot's; `mirrorball update \
+                       --cpu-reservation` reserves some";
+            applied.withheld.push(why.to_owned());
+        }
         *cpu_limit = self.cpu_limit.or(*cpu_limit);
         *memory_limit = self.memory_limit.or(*memory_limit);
         *io_limit = self.io_limit.or(*io_limit);

@@ -235,6 +235,19 @@ fn giving(resources: Resources) -> Allowed {
 }
 
 #[test]
+fn cpu_time_that_the_snapshots_vm_had_reserved_is_left_out_and_reported() {
+    let reserving = json!({ "image": "tiny", "cpu_reservation": 0.5, "gang": false });
+    let granted = Host::new().grant(reserving, &Allowed::default()).unwrap();
+    assert_eq!((granted.spec.cpu_reservation, granted.spec.gang), (None, false));
+    assert_eq!(granted.withheld.len(), 1, "{:?}", granted.withheld);
+    assert!(
+        granted.withheld[0].contains("update --cpu-reservation"),
+        "{:?}",
+        granted.withheld
+    );
+}
+
+#[test]
 fn a_weight_a_cell_and_a_node_of_the_host_come_from_the_caller_alone() {
     let nodes = json!([{ "cpus": "0", "memory": "512M", "host_node": 1 }]);
     let greedy = json!({ "image": "tiny", "cpu_weight": 10_000, "cell": 3, "nodes": nodes });

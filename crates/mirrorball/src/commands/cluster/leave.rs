@@ -241,6 +241,7 @@ mod tests {
             let share = VmShare {
                 vcpus: 1,
                 memory_bytes: 1 << 30,
+                ..VmShare::default()
             };
             let vm = UserVm {
                 uid: 1001,

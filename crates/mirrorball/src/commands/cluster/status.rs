@@ -154,9 +154,15 @@ fn lent_cpu_line(cell: &CellStatus, lent: &LentCpu) -> String {
         cell: home,
         vm,
         vcpu,
+        is_automatic,
     } = lent;
+    let why = if *is_automatic {
+        ", by decision of that cell"
+    } else {
+        ""
+    };
     format!(
-        "cell {} runs vCPU {vcpu} of {vm}, a VM of cell {home}, on CPU {cpu}",
+        "cell {} runs vCPU {vcpu} of {vm}, a VM of cell {home}, on CPU {cpu}{why}",
         cell.plan.number
     )
 }

@@ -224,6 +224,7 @@ mod tests {
         let share = |vcpus, mib: u64| VmShare {
             vcpus,
             memory_bytes: mib << 20,
+            ..VmShare::default()
         };
         let mut user = UserUse {
             uid: 1001,

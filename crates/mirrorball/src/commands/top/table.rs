@@ -126,6 +126,7 @@ const VMS: &[Column] = &[
     figure("HALT%"),
     figure("MIGR"),
     figure("LIMIT"),
+    figure("RESV"),
     figure("WEIGHT"),
     figure("MEMORY"),
     figure("HOST"),
@@ -313,7 +314,8 @@ fn vm(vm: &VmUse) -> Row {
         },
     };
     // Thousandths of a CPU, for the order.
-    let limit = read.cpu_limit.map(|limit| (limit * 1000.0) as u64);
+    let permille = |cpus: Option<f64>| cpus.map(|cpus| (cpus * 1000.0) as u64);
+    let (limit, reserved) = (permille(read.cpu_limit), permille(read.cpu_reservation));
     Row {
         entries: vec![
             Entry::text(&read.vm),
@@ -326,6 +328,7 @@ fn vm(vm: &VmUse) -> Row {
             Entry::share(vm.halt_milli),
             Entry::count(vm.migrated),
             Entry::number(limit, |_| read.cpu_limit.unwrap_or_default().to_string()),
+            Entry::number(reserved, |_| read.cpu_reservation.unwrap_or_default().to_string()),
             Entry::count(read.cpu_weight),
             Entry::bytes(Some(read.memory_bytes)),
             Entry::bytes(read.host_bytes),

@@ -43,6 +43,7 @@ fn vm(vm: &str, vcpus: u8, cell: Option<u16>) -> VmUse {
             vcpus,
             cpu_weight: None,
             cpu_limit: None,
+            cpu_reservation: None,
             memory_bytes: 64 * MIB,
             host_bytes: None,
             swapped_bytes: None,
@@ -100,6 +101,7 @@ fn sample() -> Sample {
     let mut web = vm("web", 2, Some(0));
     web.run_milli = Some(1_005);
     (web.reading.cpu_limit, web.reading.host_bytes) = (Some(1.5), Some(70 * MIB));
+    web.reading.cpu_reservation = Some(0.25);
     web.reading.borrowed = loan(1);
     Sample {
         unix_ms: 1_795_780_000_000,
@@ -183,17 +185,18 @@ fn screen_of_vms_shows_limits_memory_and_loans() {
     press(&mut state, &sample, &[Key::Char('2')]);
     let lines = draw(Some(&sample), &state, (120, 14));
     let expected = " vCPUs  [VMs]  CPUs   cells   sort: VM up
-VM  STATE   CELL  VCPUS   RUN%  WAIT%  SPIN%  HALT%   MIGR  LIMIT WEIGHT MEMORY   HOST SWAPPED BORROWED
-db  running    1      1      -      -      -      -      -      -      -    64M      -       - -
-web running    0      2  100.5      -      -      -      -    1.5      -    64M    70M       - 64M of 1";
-    let text = lines[4..8].join("\n");
+VM  STATE   CELL  VCPUS   RUN%  WAIT%  SPIN%  HALT%   MIGR  LIMIT   RESV WEIGHT MEMORY   HOST SWAPPED BORROWED
+db  running    1      1      -      -      -      -      -      -      -      -    64M      -       - -
+web running    0      2  100.5      -      -      -      -    1.5   0.25      -    64M    70M       - 64M of 1
+";
+    let text = format!("{}\n", lines[4..8].join("\n"));
     assert_eq!(text, expected, "{text}");
     // Columns beyond the right end of a narrow screen.
     press(&mut state, &sample, &[Key::Right; 3]);
     let lines = draw(Some(&sample), &state, (60, 14));
     assert_eq!(
         lines[6],
-        "  RUN%  WAIT%  SPIN%  HALT%   MIGR  LIMIT WEIGHT MEMORY   HO"
+        "  RUN%  WAIT%  SPIN%  HALT%   MIGR  LIMIT   RESV WEIGHT MEMO"
     );
     press(&mut state, &sample, &[Key::Left; 9]);
     assert_eq!(state.shift, 0);
@@ -215,9 +218,9 @@ CPU CELL  BUSY% GANG  QUEUE  LOAD%  MOVES REFUSED VCPUS
   1    1      - -         -      -      -       - web/1
 
 VMs
-VM  STATE   CELL  VCPUS   RUN%  WAIT%  SPIN%  HALT%   MIGR  LIMIT WEIGHT MEMORY   HOST SWAPPED BORROWED
-db  running    1      1      -      -      -      -      -      -      -    64M      -       - -
-web running    0      2  100.5      -      -      -      -    1.5      -    64M    70M       - 64M of 1
+VM  STATE   CELL  VCPUS   RUN%  WAIT%  SPIN%  HALT%   MIGR  LIMIT   RESV WEIGHT MEMORY   HOST SWAPPED BORROWED
+db  running    1      1      -      -      -      -      -      -      -      -    64M      -       - -
+web running    0      2  100.5      -      -      -      -    1.5   0.25      -    64M    70M       - 64M of 1
 
 vCPUs
 VM  VCPU CELL CPU CPUS   RUN%  WAIT%  SPIN%  HALT% HALTS/S EXITS/S   MIGR

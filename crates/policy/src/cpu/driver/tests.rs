@@ -1,5 +1,6 @@
 use super::super::message::Refusal;
 use super::super::view::Terms;
+use super::super::{MILLISECOND, VmId};
 use super::*;
 
 /// A machine in which nothing is published: each CPU is idle.

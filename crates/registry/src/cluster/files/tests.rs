@@ -204,6 +204,7 @@ fn linux_divides_the_cpus_unless_the_record_says_otherwise() {
             slice_ns: 20_000_000,
             ..Tunables::default()
         }),
+        lend_cpus: false,
     };
     files.set_scheduling(&gangs).unwrap();
     assert_eq!(files.scheduling().unwrap(), gangs);

@@ -32,6 +32,7 @@ fn ask_for_place(world: &mut World) {
     let share = VmShare {
         vcpus: 1,
         memory_bytes: 1 << 28,
+        ..VmShare::default()
     };
     let host = AdmitVm {
         only: Some(SOURCE),

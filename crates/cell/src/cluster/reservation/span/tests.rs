@@ -391,6 +391,7 @@ fn running(name: &str, cell: u16) -> RunningVm {
         share: VmShare {
             vcpus: 2,
             memory_bytes: 512 * MIB,
+            ..VmShare::default()
         },
         borrowed: Vec::new(),
         cells: Vec::new(),

@@ -3,7 +3,12 @@
 use super::*;
 
 fn borrowed(vcpu: u8, cell: u16, cpu: usize) -> BorrowedCpu {
-    BorrowedCpu { vcpu, cell, cpu }
+    BorrowedCpu {
+        vcpu,
+        cell,
+        cpu,
+        is_automatic: false,
+    }
 }
 
 /// A VM of two vCPUs in cell 0.
@@ -21,7 +26,11 @@ fn record(cpus: &[BorrowedCpu]) -> CellRequest {
 }
 
 fn lend(cpu: usize, borrower: u16) -> CellRequest {
-    CellRequest::LendCpu { cpu, borrower }
+    CellRequest::LendCpu {
+        cpu,
+        borrower,
+        is_automatic: false,
+    }
 }
 
 impl World {
@@ -172,4 +181,49 @@ fn vm_that_comes_back_to_a_cell_without_its_entry_brings_its_borrowed_cpus() {
     };
     world.ask(id(0, 1), 1, CellRequest::AdmitVm(back));
     assert_eq!(world.lent_cpus()[1], [(3, "web".to_owned(), 1)]);
+}
+
+#[test]
+fn cpu_is_lent_by_decision_while_the_cell_has_an_idle_one_and_promises_count_until_the_next_measure() {
+    let automatic = |borrower| CellRequest::LendCpu {
+        cpu: 3,
+        borrower,
+        is_automatic: true,
+    };
+    let mut world = World::new(3);
+    let lender = id(1, 1);
+    world.refused(lender, automatic(0), "lends no CPU by itself (`lend_cpus`");
+    world.refused(lender, CellRequest::CpuLoad, "lends no CPU by itself");
+    let measure = |world: &mut World, busy: &[(usize, u32)]| {
+        let state = world.cells.get_mut(&id(1, 1)).expect("lives");
+        state.set_busy_cpus(busy.iter().copied().collect())
+    };
+    let state = world.cells.remove(&lender).expect("lives");
+    world.cells.insert(lender, state.with_automatic_cpu_loans(true));
+    world.refused(lender, automatic(0), "has not measured its load yet");
+    assert_eq!(measure(&mut world, &[(2, 1)]), []);
+    let load = |world: &mut World| match world.ask(id(1, 1), 9, CellRequest::CpuLoad) {
+        CellResponse::CpuLoad(load) => (load.cpus, load.busy, load.lent, load.cpu),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(load(&mut world), (2, 1, 0, 3));
+    assert_eq!(world.ask(lender, 1, automatic(0)), CellResponse::Done);
+    assert_eq!(load(&mut world), (2, 1, 1, 3));
+    world.refused(lender, automatic(2), "cell 1 has no idle CPU");
+    // The borrower gave up, or its use is in the table by now.
+    measure(&mut world, &[]);
+    world.ask(id(0, 1), 1, CellRequest::AdmitVm(web()));
+    assert_eq!(world.ask(lender, 1, automatic(0)), CellResponse::Done);
+    let taken = BorrowedCpu {
+        is_automatic: true,
+        ..borrowed(1, 1, 3)
+    };
+    world.ask(id(0, 1), 2, record(&[taken]));
+    let lent = measure(&mut world, &[]);
+    assert_eq!((lent.len(), lent[0].cpu, lent[0].is_automatic), (1, 3, true));
+    assert_eq!(load(&mut world), (2, 0, 1, 2));
+    // A command needs no idle CPU.
+    measure(&mut world, &[(2, 1), (3, 1)]);
+    world.refused(lender, automatic(2), "has no idle CPU");
+    assert_eq!(world.ask(lender, 1, lend(3, 2)), CellResponse::Done);
 }
