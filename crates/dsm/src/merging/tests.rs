@@ -74,7 +74,7 @@ impl World {
 
     /// Returns a page that a node manages.
     fn page_of(&self, node: u16) -> u32 {
-        (0..PAGES).find(|page| self.node.home(*page) == node).unwrap()
+        (0..PAGES).find(|page| self.node.manager(*page) == node).unwrap()
     }
 
     /// Starts a thread that waits for a page of another node, which has received the request.

@@ -157,7 +157,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         };
         // Node 1 manages the second part of the pages.
         let first = (0..4 * PAGES)
-            .find(|page| nodes.session.node().home(*page) == 1)
+            .find(|page| nodes.session.node().manager(*page) == 1)
             .ok_or_else(|| miette!("node 1 manages no page"))?;
         figures.bare(&nodes, args.rounds)?;
         figures.faults(&nodes, args.rounds, first)?;
