@@ -1,5 +1,5 @@
 //! Risk: a host can't join or leave a cluster that runs, or a VM, a link or a name is lost by it; or names of
-//! a lost host stay taken for good, or are free while its VMs run.
+//! a lost host stay taken permanently, or are free while its VMs run.
 //!
 //! The hosts are lab hosts, wherever the test runs.
 

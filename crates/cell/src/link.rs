@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_sends_the_rest_of_messages_for_ever_is_not_waited_for_beyond_the_deadline() {
+    fn a_shard_that_sends_the_rest_of_messages_forever_is_not_waited_for_beyond_the_deadline() {
         let (monitor, shard) = ControlSocket::pair().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {

@@ -77,11 +77,11 @@ enum Parent {
 /// The way in which a process ended.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// With this status.
+    /// The process ended with this status.
     Status(WaitStatus),
-    /// With its keeper, which had the status.
+    /// Its keeper, which had the status, ended too.
     WithKeeper,
-    /// In a way that its keeper has not reported.
+    /// Its keeper has not reported the status.
     Unreported,
 }
 

@@ -131,7 +131,7 @@ pub struct Booted<'a> {
 pub struct Vm<'a> {
     /// Unique name in the cluster.
     pub name: &'a str,
-    /// Its directory.
+    /// Directory of the VM in the registry.
     pub folder: &'a Path,
     /// The programs of its keeper and its shards.
     pub programs: &'a Programs,

@@ -1,4 +1,4 @@
-//! A user's rights, which a process of root takes for good.
+//! A user's rights, which a process of root takes permanently.
 
 use std::{io, ptr};
 

@@ -217,7 +217,7 @@ pub struct RootSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartSpec {
-    /// No ending.
+    /// No ending starts the VM again.
     #[default]
     No,
     /// A failure: a panic, a triple fault, an error of KVM, a shard that is gone.

@@ -76,7 +76,7 @@ pub enum NodeError {
     Threads(std::io::Error),
 }
 
-/// A node of the memory. It ends when dropped; threads that wait for a page then wait for ever.
+/// A node of the memory. It ends when dropped; threads that wait for a page then wait forever.
 #[derive(Debug)]
 pub struct Node {
     me: u16,

@@ -66,7 +66,7 @@ pub enum JobResult {
     Count(u64),
     /// Time and sum of a scan.
     Scanned {
-        /// Time, nanoseconds.
+        /// Duration of the scan, nanoseconds.
         ns: u64,
         /// Sum of the words.
         sum: u64,

@@ -17,7 +17,7 @@
 //!    the count of its home; a live holder's count overrides that of a restarted home.
 //! 4. A holder may also request memory, and return it without a request. The home decides on a request
 //!    ([`Effect::Requested`]); the amounts that it gave on request are counted apart, in both cells, so that
-//!    memory which a command lent is returned by a command only. They are never more than what is held.
+//!    memory which a command lent is returned by a command only. They never exceed the amount held.
 //! 5. VMs outlive both processes. A new life is given the VMs that run, with their memory ([`Ledger::find`]).
 //!    These VMs keep that memory whatever other cells report.
 //!

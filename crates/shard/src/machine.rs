@@ -49,13 +49,13 @@ pub use vcpus::{leaves_of_vcpu, prepare_vcpu, statistics};
 pub struct BootFiles {
     /// File of the kernel: bzImage or ELF.
     pub kernel: File,
-    /// The initramfs.
+    /// File of the initramfs, if the kernel is to have one.
     pub initrd: Option<File>,
 }
 
 /// A VM that is ready to run.
 pub struct Machine {
-    /// KVM's VM.
+    /// Descriptor of the VM in KVM.
     pub vm: Arc<VmFd>,
     /// Address map of the guest.
     pub layout: Layout,

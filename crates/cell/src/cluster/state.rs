@@ -59,20 +59,20 @@ pub enum Action {
     /// Answers a client.
     Answer(Client, CellResponse),
     /// Serves a VM of this cell, and answers the client that requests it; also one that was set aside, if
-    /// this says so.
+    /// the flag is set.
     Adopt(Client, String, bool),
     /// Creates the file of a shared region, with these nodes for its memory, before the actions that follow.
     CreateRegion {
         /// Name of the region.
         name: String,
-        /// Its size.
+        /// Size of the region.
         bytes: u64,
         /// Nodes of the host.
         nodes: Vec<u32>,
     },
     /// Sends a client a descriptor of a shared region's file.
     SendRegion {
-        /// The client.
+        /// Client that receives the descriptor.
         client: Client,
         /// Name of the region.
         name: String,
@@ -86,7 +86,7 @@ pub enum Action {
     SearchRegion {
         /// Name of the region.
         name: String,
-        /// Its size.
+        /// Size of the region.
         bytes: u64,
         /// The VMs without it.
         without: Vec<String>,

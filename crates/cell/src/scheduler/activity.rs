@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_cpus_are_not_read_and_contended_ones_as_often_as_somebody_waits() {
+    fn idle_cpus_are_not_read_and_contended_ones_are_read_while_a_vcpu_waits() {
         assert_eq!(interval(0, true, false), None);
         assert_eq!(interval(1, false, false), None);
         assert_eq!(interval(2, false, false), Some(QUIET_INTERVAL));

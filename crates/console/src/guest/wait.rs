@@ -44,7 +44,7 @@ impl Default for Wait {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Awaited {
-    /// It has ended.
+    /// The VM has ended.
     End,
     /// Its vCPUs run.
     Running,

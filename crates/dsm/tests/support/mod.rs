@@ -217,7 +217,7 @@ pub fn fill_at_manager(memory: &Nodes, pages: Range<u32>) {
 #[allow(dead_code, reason = "not every test program looks")]
 pub const METHODS: [Option<Method>; 2] = [None, Some(Method::Copy)];
 
-/// Runs `work`, and fails if it takes too long instead of waiting for a page for ever.
+/// Runs `work`, and fails if it takes too long instead of waiting for a page forever.
 pub fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
     let (done, was_done) = mpsc::channel();
     let worker = std::thread::spawn(move || {

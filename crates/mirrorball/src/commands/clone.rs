@@ -68,7 +68,7 @@ pub struct RestoreArgs {
     /// The kernel's file, of a VM that was started from one
     #[arg(long)]
     pub kernel: Option<PathBuf>,
-    /// Its initramfs
+    /// Initramfs for that kernel
     #[arg(long)]
     pub initrd: Option<PathBuf>,
     /// auto, require or off; the snapshot's own when that is stronger

@@ -31,7 +31,7 @@ pub struct TopologyArgs {
     /// As JSON
     #[arg(long, group = "form")]
     json: bool,
-    /// For Graphviz
+    /// As a graph for Graphviz (`dot`)
     #[arg(long, group = "form")]
     dot: bool,
     /// As a picture

@@ -335,7 +335,7 @@ impl Paging {
         })
     }
 
-    /// Returns whether each page can still be read. Otherwise threads wait for pages for ever.
+    /// Returns whether each page can still be read. Otherwise threads wait for pages forever.
     pub fn is_whole(&self) -> bool {
         self.failed.get().is_none()
     }

@@ -28,9 +28,9 @@ pub enum Scheduler {
 /// How vCPUs wait at a barrier.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Wait {
-    /// They spin.
+    /// vCPUs spin until all have come.
     Spin,
-    /// They spin for 50 us and then halt, as with paravirtual spinlocks.
+    /// vCPUs spin for 50 us and then halt, as with paravirtual spinlocks.
     SpinThenHalt,
 }
 

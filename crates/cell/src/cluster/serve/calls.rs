@@ -65,7 +65,7 @@ pub(super) fn call_others(
         }
         for pause in CALL_PAUSES {
             std::thread::sleep(pause);
-            // A cell of another version that has started since is refused, and says so itself.
+            // A cell of another version that has started since is refused, and reports that itself.
             let _ = calls.call_all(&files, &linked);
         }
     })?;

@@ -305,7 +305,7 @@ impl State {
         self.ledger.occupy_parts(host.name.clone(), parts).is_some()
     }
 
-    /// Requests the memory that a VM needs and that is not free. None if it can't be had.
+    /// Requests the memory that a VM needs and that is not free. `None` if no cell can lend it.
     pub(super) fn begin_to_borrow(
         &mut self,
         client: Client,

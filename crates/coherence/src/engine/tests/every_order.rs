@@ -97,7 +97,7 @@ impl Small {
             return wrong;
         }
         if !self.is_done(state) {
-            return Some("a processor waits for ever");
+            return Some("a processor waits forever");
         }
         self.pages().find_map(|page| state.world.wrong_at_rest(page))
     }

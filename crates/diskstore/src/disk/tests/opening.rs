@@ -24,7 +24,7 @@ fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, SAME, NOBODY, SAME) };
             // SAFETY: no arguments.
             let is_root = unsafe { libc::geteuid() } == 0;
-            assert!(changed == 0 || !is_root, "root may become anybody");
+            assert!(changed == 0 || !is_root, "root may become any user");
             work()
         });
         worker.join().unwrap()

@@ -57,7 +57,7 @@ struct Seen {
     has_cells: bool,
 }
 
-/// Next action.
+/// What the command does next: nothing, or wait.
 #[derive(Debug, Eq, PartialEq)]
 enum Next {
     /// Continue: cells run, or are expected to.

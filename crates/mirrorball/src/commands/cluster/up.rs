@@ -135,7 +135,7 @@ fn check_host(site: &Site) -> Result<bool> {
 /// All cells of this host, and those that have to be started.
 struct StartPlan {
     cells: Vec<CellPlan>,
-    /// Their numbers.
+    /// Numbers of the cells to start.
     to_start: Vec<u16>,
 }
 

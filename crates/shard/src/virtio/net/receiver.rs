@@ -35,7 +35,7 @@ pub(super) enum Pause {
     Idle,
     /// The guest has posted too few buffers for the next frame.
     NoBuffers,
-    /// The backend has failed or was closed: its file would be reported as ready for ever.
+    /// The backend has failed or was closed: its file would be reported as ready forever.
     Unreadable,
 }
 
