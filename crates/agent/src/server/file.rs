@@ -50,7 +50,7 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
 enum FileError {
     #[error("{0}: not an absolute path")]
     Relative(String),
-    #[error("{0:?} is not a file name")]
+    #[error("{0:?} does not end with the name of a file")]
     Name(String),
     #[error("{0}: no such directory")]
     NoDirectory(String),
@@ -60,7 +60,7 @@ enum FileError {
     Irregular(String),
     #[error("{0}: not a file")]
     NotAFile(String),
-    #[error("{0}: what arrived is not what was sent")]
+    #[error("{0}: the bytes that arrived differ from those that were sent; copy it again")]
     Damaged(String),
     #[error("unexpected {0:?} frame in a file")]
     Frame(Kind),

@@ -335,6 +335,16 @@ pub enum CellResponse {
     Protocols(Protocols),
 }
 
+impl CellResponse {
+    /// Describes a response of a kind that does not belong to the request.
+    pub fn unexpected(&self) -> String {
+        format!(
+            "the cell's response is of another kind than the request ({self:?}); help: bring the cells and this \
+             program to one release with `mirrorball cluster upgrade`"
+        )
+    }
+}
+
 /// Run queue of a CPU whose driver chooses the vCPU that it runs. Counts begin with the cell's process.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -93,7 +93,10 @@ pub enum PagingError {
     )]
     KernelFails,
     /// The VM resumes.
-    #[error("a VM that resumes from a frozen one can't have `resident`: its memory is mapped from files")]
+    #[error(
+        "a VM that resumes from a frozen one can't have `resident`: its memory is mapped from files; leave out \
+         `resident`"
+    )]
     Resumed,
     /// The VM spans cells.
     #[error(

@@ -52,7 +52,7 @@ pub(super) fn repeat_until_done(
         let why = match answer {
             Ok(CellResponse::Done) => return Ok(()),
             Ok(CellResponse::Refused { why }) => io::Error::other(why),
-            Ok(other) => io::Error::other(format!("an answer to another question: {other:?}")),
+            Ok(other) => io::Error::other(other.unexpected()),
             Err(error) => error,
         };
         if Instant::now() > deadline {
