@@ -339,8 +339,8 @@ impl CellResponse {
     /// Describes a response of a kind that does not belong to the request.
     pub fn unexpected(&self) -> String {
         format!(
-            "the cell's response is of another kind than the request ({self:?}); help: bring the cells and this \
-             program to one release with `mirrorball cluster upgrade`"
+            "the cell's response is of another kind than the request ({self:?}); help: bring the cells and \
+             this program to one release with `mirrorball cluster upgrade`"
         )
     }
 }

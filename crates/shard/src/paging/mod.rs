@@ -94,8 +94,8 @@ pub enum PagingError {
     KernelFails,
     /// The VM resumes.
     #[error(
-        "a VM that resumes from a frozen one can't have `resident`: its memory is mapped from files; leave out \
-         `resident`"
+        "a VM that resumes from a frozen one can't have `resident`: its memory is mapped from files; leave \
+         `resident` out"
     )]
     Resumed,
     /// The VM spans cells.

@@ -87,7 +87,7 @@ fn received(client: &mut UnixStream) -> io::Result<File> {
     let uid = getsockopt(client, sockopt::PeerCredentials)?.uid();
     if uid != 0 && uid != geteuid().as_raw() {
         return Err(io::Error::other(
-            "only the cluster's owner replaces its program; help: run `cluster upgrade` as that user, or as root",
+            "only the cluster's owner replaces its program; help: run `cluster upgrade` as that user or root",
         ));
     }
     let (GuardRequest::Upgrade { program }, mut files) =
