@@ -62,7 +62,7 @@ pub enum JobResult {
         /// Time of all accesses together, nanoseconds.
         all_ns: u64,
     },
-    /// Number of what the job counts: additions, pages or bytes.
+    /// Number of additions, pages or bytes, as the job counts them.
     Count(u64),
     /// Time and sum of a scan.
     Scanned {

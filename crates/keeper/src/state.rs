@@ -179,7 +179,7 @@ impl Default for State {
 }
 
 impl State {
-    /// Takes an event, and decides what follows, in this order.
+    /// Takes an event, and returns the steps that follow, in order.
     pub fn handle(&mut self, event: Event) -> Vec<Effect> {
         match event {
             Event::Started { pid } => self.started(pid),

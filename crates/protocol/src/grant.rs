@@ -94,7 +94,7 @@ pub enum Message {
         /// Bytes, as in [`Message::Request`].
         bytes: u64,
     },
-    /// Requests back as much as is free of what the receiver requested, at most `bytes`.
+    /// Requests back the free part of the memory that the receiver requested, at most `bytes`.
     Release {
         /// Maximum amount, in bytes.
         bytes: u64,

@@ -2,7 +2,7 @@
 //!
 //! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from
 //! all cells before it starts. Only the cell that is to run it promises its memory, so no two can promise the
-//! same: its own, and what others have granted it ([`loans`]).
+//! same: its own, and the memory that others have granted it ([`loans`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

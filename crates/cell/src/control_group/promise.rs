@@ -37,7 +37,7 @@ pub(super) fn add_up(ours: &Path) {
     }
 }
 
-/// Whether the kernel keeps `promised` for a group, by what it has accepted.
+/// Whether the kernel keeps `promised` for a group, by the value that it has accepted.
 ///
 /// # Errors
 /// The reason why it does not.

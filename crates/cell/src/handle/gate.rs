@@ -1,4 +1,4 @@
-//! Orders of the cell's drivers to vCPUs, and what drivers learn of the VM.
+//! Orders of the cell's drivers to vCPUs, and the VM's state as drivers see it.
 //!
 //! A driver waits for no answer: its CPU must not stop because a shard does. It sends by itself, as a
 //! send never blocks; a thread for each VM would cost each switch of vCPUs a wake-up. A shard that does not

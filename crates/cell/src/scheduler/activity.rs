@@ -1,4 +1,4 @@
-//! Whether a vCPU has work, by what the host's kernel counts of its thread, and how often that is read. Pure.
+//! Whether a vCPU has work, by the host kernel's counters of its thread, and how often they are read. Pure.
 //!
 //! A shard can't make these figures up. A thread that sleeps uses no CPU, whether its guest has halted or
 //! its shard pretends so: then the shard lowers the share of its own VM alone.

@@ -16,7 +16,7 @@ use crate::shape::Shape;
 use crate::shutdown::End;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Long enough for what is wrong to show.
+/// Long enough for an error to show.
 const SETTLE_TIME: Duration = Duration::from_millis(30);
 const PAGES: u32 = 128;
 

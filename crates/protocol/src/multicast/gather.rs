@@ -162,7 +162,7 @@ impl<M: PartialEq> Gatherings<M> {
         if is_complete { self.finish(key) } else { None }
     }
 
-    /// Ends a gathering with what has come.
+    /// Ends a gathering with the replies so far.
     fn finish(&mut self, key: (CellId, u64)) -> Option<Upward<M>> {
         let gathering = self.0.remove(&key)?;
         let parent = gathering.parent;

@@ -52,7 +52,7 @@ pub struct Run {
     pub moves: usize,
     /// Messages between drivers.
     pub messages: u64,
-    /// Changes of what a CPU runs.
+    /// Switches of CPUs from one vCPU to another.
     pub switches: u64,
 }
 

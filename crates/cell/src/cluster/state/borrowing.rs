@@ -86,8 +86,8 @@ pub fn limits(
 }
 
 impl State {
-    /// The cell with automatic borrowing. `requested` is the record of what borrowers requested; without one,
-    /// all that is lent counts as requested.
+    /// The cell with automatic borrowing. `requested` is the record of the amounts that borrowers requested;
+    /// without one, all that is lent counts as requested.
     #[must_use]
     pub fn with_borrowing(mut self, limits: Option<Limits>, requested: Option<Amounts>) -> Self {
         self.borrowing.limits = limits;

@@ -372,7 +372,7 @@ impl World {
             *driver.memory(page) = POISON;
         }
         if self.engines[at(node)].right(page) != self.environment.rights[at(node)][at(page.0)] {
-            self.environment.breaks("rights are not what the engine says");
+            self.environment.breaks("rights differ from the engine's");
         }
         result
     }

@@ -1,4 +1,4 @@
-//! `mirrorball cluster status`: shows the cells and what runs there.
+//! `mirrorball cluster status`: shows the cells and their VMs.
 
 use std::process::ExitCode;
 
@@ -105,7 +105,7 @@ pub(super) fn print(status: &Status, users: &[UserPlan]) {
     }
 }
 
-/// A shared region: its memory, and what its members may do.
+/// A shared region: its memory, and the access of its members.
 fn region_line(cell: &CellStatus, region: &RegionStatus) -> String {
     let members: Vec<String> = region
         .members

@@ -42,7 +42,7 @@ pub struct BenchArgs {
     /// Programs of the sizes that a second host is meant for, a second or so each
     #[arg(long, requires = "kernels")]
     large: bool,
-    /// Tell what each node of the programs waited for, in each phase, for a model of other links; stops
+    /// Print the waits of each node of the programs, in each phase, for a model of other links; stops
     /// between phases take time
     #[arg(long, requires = "kernels")]
     phases: bool,
