@@ -433,7 +433,10 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
             }
         }
     }
-    Err(miette!("the monitor of the clones died; they died with it"))
+    Err(miette!(
+        help = "see `mirrorball events` for their ends, and clone again",
+        "the monitor of the clones died; they died with it"
+    ))
 }
 
 /// Gives every clone an identity of its own. A clone without an agent keeps its parent's, and a message

@@ -117,10 +117,10 @@ fn base(args: &FactsArgs) -> Result<Base> {
 }
 
 fn query(question: &str, json: bool, more: Option<&PathBuf>, facts: &FactsArgs) -> Result<ExitCode> {
-    let asked = rules::parse(question).map_err(|error| miette!("the question: {error}"))?;
+    let asked = rules::parse(question).map_err(|error| miette!("the query: {error}"))?;
     let [asked] = &asked[..] else {
         return Err(miette!(
-            "{} questions; ask one at a time, and put rules into a file (--rules)",
+            "{} queries; give one at a time, and put rules into a file (--rules)",
             asked.len()
         ));
     };

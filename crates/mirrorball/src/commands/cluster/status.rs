@@ -17,7 +17,12 @@ use crate::commands::execution_site::in_lab;
 
 pub(super) fn status(json: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    let known = client::status(&files).map_err(|error| miette!("the cells do not answer: {error}"))?;
+    let known = client::status(&files).map_err(|error| {
+        miette!(
+            help = "see the logs of the cells in the runtime directory, or try again",
+            "the cells do not answer: {error}"
+        )
+    })?;
     let Some(status) = known else {
         if let Some(code) = users::status(json)? {
             return Ok(code);
