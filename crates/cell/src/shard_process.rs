@@ -58,7 +58,7 @@ pub struct ShardProcess {
     parent: Parent,
     /// The fault for which it was killed, if any: a predicate.
     fault: OnceLock<&'static str>,
-    /// It acknowledges the order to quit. Known once it runs.
+    /// The shard acknowledges the order to quit. Known once the shard runs.
     acknowledges_quit: AtomicBool,
     /// How it ended, once it was waited for. Its id may be another's from then on.
     ended: Mutex<Option<End>>,
@@ -392,7 +392,7 @@ pub struct LeftShard {
     pub link: ShardLink,
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
-    /// It acknowledges the order to quit.
+    /// The shard acknowledges the order to quit.
     pub acknowledges_quit: bool,
 }
 

@@ -453,7 +453,7 @@ fn yes() -> bool {
 /// A text that is not a [`Size`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// It does not start with a number of 64 bits.
+    /// The text does not start with a number of 64 bits.
     #[error("{0:?} is not a size: write a number and a unit, as \"512M\"")]
     NotASize(String),
     /// A number alone, or of bytes.

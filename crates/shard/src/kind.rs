@@ -48,9 +48,9 @@ pub type SpanKind<S, C> = VmKind<Infallible, S, C>;
 pub enum OpenedPlain {
     /// The guest boots from its kernel.
     Boot,
-    /// It boots, and its memory will be paged.
+    /// The VM boots, and its memory will be paged.
     BootPaged(PagingFiles),
-    /// It resumes from a frozen VM.
+    /// The VM resumes from a frozen VM.
     Resume(Resume),
 }
 

@@ -21,11 +21,11 @@ pub(super) const UNANSWERED_MAX: usize = 128;
 /// Change of a VM that concerns the drivers of its cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum VmChange {
-    /// Its vCPUs run, by new threads.
+    /// The VM's vCPUs run, by new threads.
     Booted,
-    /// Its shard has ended.
+    /// The VM's shard has ended.
     Ended,
-    /// Its weight, limits or pins may have changed.
+    /// The VM's weight, limits or pins may have changed.
     Updated,
 }
 

@@ -63,10 +63,10 @@ pub struct MembershipSpec {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLost {
-    /// They continue to run. Their names stay taken until a person frees them.
+    /// The VMs continue to run. Their names stay taken until a person frees them.
     #[default]
     Keep,
-    /// They end, and their names are free afterwards.
+    /// The VMs end, and their names are free afterwards.
     Stop,
 }
 

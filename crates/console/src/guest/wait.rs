@@ -46,7 +46,7 @@ impl Default for Wait {
 pub enum Awaited {
     /// The VM has ended.
     End,
-    /// Its vCPUs run.
+    /// The VM's vCPUs run.
     Running,
     /// The agent in its guest answers.
     Agent,

@@ -33,7 +33,7 @@ pub(super) type Upward<M> = (CellId, Packet<M>);
 /// Replies of a cell and of the cells below it, as a relay takes them.
 pub(super) struct Batch<M> {
     pub(super) replies: Vec<Gathered<M>>,
-    /// They must not wait.
+    /// Whether the replies must not wait.
     pub(super) at_once: bool,
     /// Whether these are the last replies of that cell.
     pub(super) last: bool,
