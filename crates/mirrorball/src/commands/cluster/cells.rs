@@ -32,7 +32,7 @@ pub(super) fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<Cell
     in_lab()?.map_or_else(|| Err(no_cluster()), |code| Ok(ControlFlow::Break(code)))
 }
 
-/// Repeats a request until the cell has carried it out, or needs not any more (`is_over`).
+/// Repeats a request until the cell has carried it out, or no longer needs to (`is_over`).
 ///
 /// # Errors
 /// The reason of the last attempt, after `limit`.
