@@ -55,7 +55,8 @@ pub(super) fn repeat_until_done(
             Ok(other) => io::Error::other(other.unexpected()),
             Err(error) => error,
         };
-        if Instant::now() > deadline {
+        // The next attempt would have no time, and its error would hide this one.
+        if Instant::now() + interval >= deadline {
             return Err(why);
         }
         std::thread::sleep(interval);
