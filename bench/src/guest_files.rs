@@ -22,7 +22,7 @@ pub struct GuestFiles {
     firmware: PathBuf,
     /// An ELF kernel.
     pub kernel: PathBuf,
-    /// The initramfs.
+    /// Initramfs with the benchmark's programs.
     pub initrd: PathBuf,
     /// A raw disk.
     pub disk: PathBuf,

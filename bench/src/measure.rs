@@ -53,9 +53,9 @@ pub fn alternate<T>(
     let mut samples: Samples<T> = vmms.iter().map(|vmm| (*vmm, Vec::new())).collect();
     for _ in 0..runs {
         for (vmm, list) in &mut samples {
-            // In emulation a nested guest dies now and then, under any VMM: once more, with a message.
+            // In emulation a nested guest dies occasionally, under any VMM. The run is repeated then.
             let value = sample(*vmm).or_else(|error| {
-                eprintln!("bench: {} failed, once more: {error}", vmm.name());
+                eprintln!("bench: {} failed and is repeated: {error}", vmm.name());
                 sample(*vmm)
             })?;
             list.push(value);

@@ -21,7 +21,7 @@ pub struct Mirrorball {
 }
 
 impl Mirrorball {
-    /// Makes the folder, and copies `program` and what it starts into it.
+    /// Makes the folder, and copies `program` and the programs that it starts into it.
     ///
     /// # Errors
     /// If there is such a folder already, a program is missing, or there is no room.

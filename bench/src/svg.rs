@@ -10,11 +10,11 @@ pub const COLOURS: [&str; 9] = [
 /// Position of a text relative to its point.
 #[derive(Clone, Copy, Debug)]
 pub enum Anchor {
-    /// It begins there.
+    /// The text begins at the point.
     Start,
-    /// Its middle is there.
+    /// The text's middle is at the point.
     Middle,
-    /// It ends there.
+    /// The text ends at the point.
     End,
 }
 

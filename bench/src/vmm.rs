@@ -13,7 +13,7 @@ use crate::Outcome;
 /// The monitors compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vmm {
-    /// This project.
+    /// The monitor of this repository.
     Mirrorball,
     /// QEMU's machine without the usual firmware tables, and virtio over MMIO.
     QemuMicrovm,

@@ -7,7 +7,7 @@ use crate::prose::{Kind, Prose};
 const COLUMNS_MAX: usize = 110;
 
 /// Phrases that are not used, in small letters, and their replacements.
-const BANNED: [(&str, &str); 24] = [
+const BANNED: [(&str, &str); 40] = [
     ("mend", "help, repair or fix"),
     ("mends", "help, repairs or fixes"),
     ("mended", "fixed"),
@@ -32,6 +32,22 @@ const BANNED: [(&str, &str); 24] = [
     ("no more", "any more, or: nothing else"),
     ("at all events", "in any case"),
     ("to whom", "the receiver"),
+    ("somebody", "the process, thread or user by its name"),
+    ("anybody", "any process, thread or user"),
+    ("everybody", "all processes, threads or users"),
+    ("whoever", "the process, thread or user by its name"),
+    ("for ever", "forever"),
+    ("for good", "permanently"),
+    ("once more", "again"),
+    ("now and then", "occasionally"),
+    ("at last", "finally"),
+    ("in vain", "without success"),
+    ("is said", "is reported"),
+    ("as said", "as stated, with the place"),
+    ("be had", "be available"),
+    ("at hand", "available"),
+    ("and the like", "the kind of the others"),
+    ("out of turn", "out of order"),
 ];
 
 /// Words that are no subject of a sentence, unless it is a question.
@@ -143,6 +159,8 @@ mod tests {
         assert_eq!(reasons(Kind::Text, "The mend is simple."), 1);
         assert_eq!(reasons(Kind::Text, "It amends the `mend` table."), 0);
         assert_eq!(reasons(Kind::Message, "the cell is asked again"), 1);
+        assert_eq!(reasons(Kind::Text, "It waits for ever, and in vain."), 2);
+        assert_eq!(reasons(Kind::Text, "It waits at lasting cost."), 0);
     }
 
     #[test]

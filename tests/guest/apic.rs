@@ -68,7 +68,7 @@ pub fn priority() -> u64 {
     cpu::read(TASK_PRIORITY) >> 4
 }
 
-/// This CPU's id.
+/// Reads this CPU's id from its local APIC.
 pub fn id() -> u32 {
     cpu::read(ID) as u32
 }

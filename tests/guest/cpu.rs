@@ -63,7 +63,7 @@ pub fn halt() {
     unsafe { asm!("sti", "hlt", options(nostack)) };
 }
 
-/// Halts for good, except for NMI, INIT and SMI.
+/// Halts permanently, except for NMI, INIT and SMI.
 pub fn stop() -> ! {
     loop {
         // SAFETY: nothing goes on after it.
@@ -120,7 +120,7 @@ pub fn priority() -> u64 {
 
 /// Writes CR2 and DR0 to DR3, which nothing here uses, so that they keep the value.
 pub fn set_idle_registers(value: u64) {
-    // SAFETY: CR2 has a meaning in page faults only, DR0 to DR3 only if DR7 says so.
+    // SAFETY: CR2 has a meaning in page faults only, DR0 to DR3 only if DR7 enables them.
     unsafe {
         asm!("mov cr2, {0}", "mov dr0, {0}", "mov dr1, {1}", "mov dr2, {2}", "mov dr3, {3}",
             in(reg) value, in(reg) value + 1, in(reg) value + 2, in(reg) value + 3, options(nostack));

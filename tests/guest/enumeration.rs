@@ -1,7 +1,7 @@
 //! Each CPU of the machine starts once and finds its own id, and the ACPI tables list exactly those CPUs.
 //!
 //! CPUs are started one after another, so that a host with few CPUs is not flooded. Each compares its three
-//! ids, reports itself and halts for good. The tables are those of ACPI 6.5, chapter 5.
+//! ids, reports itself and halts permanently. The tables are those of ACPI 6.5, chapter 5.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

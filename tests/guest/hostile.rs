@@ -56,7 +56,7 @@ pub fn harass(me: usize) -> ! {
     }
 }
 
-/// A random value: mostly a few bits, now and then all.
+/// A random value: mostly a few bits, occasionally all.
 fn any(numbers: &mut Numbers) -> u64 {
     let mut value = 0;
     for _ in 0..numbers.below(4) {

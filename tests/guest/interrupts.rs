@@ -97,7 +97,7 @@ fn idle_value(cpu: usize) -> u64 {
     0x1234_5000 + ((cpu as u64) << 4)
 }
 
-/// This CPU's number.
+/// Returns this CPU's number.
 pub fn me() -> usize {
     let number: u64;
     // SAFETY: `load` has made GS point to this CPU's number.
@@ -237,8 +237,8 @@ pub fn load(me: usize) {
     SEEN[me].class.store(0, Ordering::Relaxed);
 }
 
-/// Called by every entry, with interrupts kept out. `frame` is what the CPU has pushed, from the instruction
-/// pointer on.
+/// Called by every entry, with interrupts kept out. `frame` has the words that the CPU has pushed, from the
+/// instruction pointer on.
 #[unsafe(no_mangle)]
 extern "C" fn interrupt(vector: u64, frame: *mut u64) {
     if vector == NMI {

@@ -263,7 +263,7 @@ fn drain(from: &Collector) -> Vec<u8> {
     all
 }
 
-/// How a program ended. Its `Display` is what a failing test shows.
+/// How a program ended. A failing test prints its `Display`.
 pub struct Output {
     /// Exit status; 128 plus the signal when a signal ended it.
     pub status: i32,

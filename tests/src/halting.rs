@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-/// An ELF kernel of three instructions: it disables interrupts and halts for ever.
+/// An ELF kernel of three instructions: it disables interrupts and halts forever.
 pub fn halting_guest() -> Vec<u8> {
     elf(&[0xfa, 0xf4, 0xeb, 0xfd])
 }
@@ -78,7 +78,7 @@ pub fn region_guest(letter: u8) -> Vec<u8> {
     ])
 }
 
-/// An ELF kernel whose first two vCPUs spin for ever. The first one writes an endless loop to 0x50000, where
+/// An ELF kernel whose first two vCPUs spin forever. The first one writes an endless loop to 0x50000, where
 /// it starts the second one by the interrupt command register of its x2APIC: INIT, then a start-up IPI (Intel
 /// SDM, volume 3, section 11.12).
 pub fn spinning_guest() -> Vec<u8> {

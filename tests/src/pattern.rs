@@ -86,7 +86,7 @@ impl Digest {
     }
 }
 
-/// Digest of bytes at hand.
+/// Digest of bytes in memory.
 pub fn digest(bytes: &[u8]) -> String {
     let mut digest = Digest::default();
     digest.add(bytes);

@@ -161,7 +161,7 @@ impl Counts {
     /// Checks that every interrupt came once, in order and in time, and that every CPU kept its registers.
     ///
     /// Interrupts that no controller has delivered are counted apart: the emulation of lab hosts delivers one
-    /// twice now and then (docs/guide/lab.md, "Limits"). On KVM there are none.
+    /// twice occasionally (docs/guide/lab.md, "Limits"). On KVM there are none.
     #[track_caller]
     pub fn expect_exact(&self) {
         let Self { line, .. } = self;

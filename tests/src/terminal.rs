@@ -89,7 +89,7 @@ impl Terminal {
             .unwrap_or_else(|error| panic!("typing to {}: {error}", self.line));
     }
 
-    /// Waits until `text` appears after what was expected before.
+    /// Waits until `text` appears after the text that was expected before.
     #[track_caller]
     pub fn expect(&mut self, text: &str, limit: Duration) {
         let found = wait::within(limit, || {

@@ -198,6 +198,16 @@ fn resident(vm: &Vm) -> u64 {
     each_shard(vm, "resident_bytes").iter().sum()
 }
 
+/// Waits until the guest reports no further free pages.
+fn wait_for_no_more_discards(vm: &Vm) {
+    let mut before = each_shard(vm, "discarded");
+    wait::until("no further free pages are reported", LIMIT, || {
+        std::thread::sleep(Duration::from_secs(5));
+        let now = each_shard(vm, "discarded");
+        std::mem::replace(&mut before, now.clone()).eq(&now).then_some(())
+    });
+}
+
 #[test]
 fn pages_that_linux_frees_or_its_balloon_takes_leave_both_copies() {
     const MIB: u64 = 1 << 20;
@@ -219,15 +229,6 @@ fn pages_that_linux_frees_or_its_balloon_takes_leave_both_copies() {
         let call = vm.exec(["taskset", &mask, "sh", "-c", script]);
         call.limit(CALL).ok().text()
     };
-    // Memory that was never written was given back already: only used pages count from now on.
-    let quiet = |what: &str| {
-        let mut before = each_shard(&vm, "discarded");
-        wait::until(what, LIMIT, || {
-            std::thread::sleep(Duration::from_secs(5));
-            let now = each_shard(&vm, "discarded");
-            std::mem::replace(&mut before, now.clone()).eq(&now).then_some(())
-        });
-    };
     let fill =
         "mount -t tmpfs none /mnt && dd if=/dev/zero bs=1M count=32 2>/dev/null | tr '\\0' x >/mnt/full";
     let sum = on(
@@ -235,7 +236,8 @@ fn pages_that_linux_frees_or_its_balloon_takes_leave_both_copies() {
         "dd if=/dev/urandom of=/tmp/kept bs=64k count=48 2>/dev/null; sha256sum </tmp/kept",
     );
     for cpu in [0, 1] {
-        quiet("no further free pages are reported");
+        // Memory that was never written was given back already: only used pages count from now on.
+        wait_for_no_more_discards(&vm);
         let before = resident(&vm);
         on(cpu, fill);
         // The other copy has it too, after a read.

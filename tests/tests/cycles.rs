@@ -104,7 +104,7 @@ fn memory_lost_by(count: usize, scratch: &Scratch) -> u64 {
 #[test]
 fn thirty_cycles_leave_nothing_behind() {
     let scratch = Scratch::new("cycles");
-    // The first cycle of each way may fill caches for good.
+    // The first cycle of each way may fill caches permanently.
     cycles(4, &scratch);
     let traces = Traces::now();
     let count = repetitions(CYCLES);

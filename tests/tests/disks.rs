@@ -71,11 +71,9 @@ impl Drop for KeptOverlays {
     }
 }
 
-#[test]
-fn every_disk_mode_keeps_or_forgets_its_writes() {
-    let scratch = Scratch::new("modes");
+/// A disk of each mode and format, of which one has `backing` as its backing file, and a VM file with them.
+fn disks_of_every_mode(scratch: &Scratch, backing: &Path) -> ([Disk; 6], VmFile) {
     let raw = |name: &str, seed: u64| scratch.write(name, random_bytes(seed));
-    let backing = raw("backing", 5);
     let chain = scratch.join("chain.qcow2");
     let backing_name = backing.to_str().expect("a path in ASCII");
     Call::new("qemu-img")
@@ -87,7 +85,7 @@ fn every_disk_mode_keeps_or_forgets_its_writes() {
         .args(["create", "-q", "-f", "qcow2"])
         .args([alone.as_os_str(), "16M".as_ref()])
         .ok();
-    let mut disks = [
+    let disks = [
         Disk::new("private", raw("private", 1), false, random_bytes(1)),
         Disk::new("private, persistent", raw("kept", 2), true, random_bytes(2)),
         Disk::new("exclusive", raw("exclusive", 3), false, random_bytes(3)),
@@ -118,6 +116,14 @@ fn every_disk_mode_keeps_or_forgets_its_writes() {
             &format!("mode = \"{mode}\"\npersistent = {persistent}\nformat = \"{format}\""),
         );
     }
+    (disks, file)
+}
+
+#[test]
+fn every_disk_mode_keeps_or_forgets_its_writes() {
+    let scratch = Scratch::new("modes");
+    let backing = scratch.write("backing", random_bytes(5));
+    let (mut disks, file) = disks_of_every_mode(&scratch, &backing);
     let _kept = KeptOverlays::of(file.name());
 
     let vm = file.start(&scratch);

@@ -1,5 +1,5 @@
 //! Risk: a host can't join or leave a cluster that runs, or a VM, a link or a name is lost by it; or names of
-//! a lost host stay taken for good, or are free while its VMs run.
+//! a lost host stay taken permanently, or are free while its VMs run.
 //!
 //! The hosts are lab hosts, wherever the test runs.
 
@@ -113,6 +113,29 @@ fn join_gamma(lab: &Lab) -> String {
     invite.seen()
 }
 
+/// Loses the host `beta`, and has a person declare it fenced: its VM's name is free only then.
+fn forget_lost_beta(lab: &Lab) {
+    lab.shell(
+        "beta",
+        "echo 0 > /proc/sys/kernel/panic; (sleep 1; echo c > /proc/sysrq-trigger) >/dev/null 2>&1 &",
+    );
+    lab.wait_for_lives("alpha", &[true, false]);
+    let taken = lab.start_vm("alpha", "far", 0).expect(1).errors();
+    assert!(taken.contains("is running already, in cell 1"), "{taken}");
+    let unsaid = lab
+        .on("alpha", &["cluster", "forget", "beta"])
+        .run()
+        .expect(1)
+        .errors();
+    assert!(unsaid.contains("say so with `--fenced`"), "{unsaid}");
+    let forgotten = lab
+        .on("alpha", &["cluster", "forget", "beta", "--fenced"])
+        .ok()
+        .text();
+    assert!(forgotten.contains("names that are free: far"), "{forgotten}");
+    lab.start_vm("alpha", "far", 0).expect(0);
+}
+
 #[test]
 fn host_joins_a_cluster_that_runs_gets_a_vm_and_leaves_while_another_vm_runs_on() {
     let lab = Lab::linked("joins", &["alpha", "beta", "gamma"], "");
@@ -196,26 +219,7 @@ fn host_joins_a_cluster_that_runs_gets_a_vm_and_leaves_while_another_vm_runs_on(
         .ok();
     assert_eq!(answer.text().trim(), "answers");
 
-    // The other host is lost, and off. Its VM's name is free when a person declares it fenced.
-    lab.shell(
-        "beta",
-        "echo 0 > /proc/sys/kernel/panic; (sleep 1; echo c > /proc/sysrq-trigger) >/dev/null 2>&1 &",
-    );
-    lab.wait_for_lives("alpha", &[true, false]);
-    let taken = lab.start_vm("alpha", "far", 0).expect(1).errors();
-    assert!(taken.contains("is running already, in cell 1"), "{taken}");
-    let unsaid = lab
-        .on("alpha", &["cluster", "forget", "beta"])
-        .run()
-        .expect(1)
-        .errors();
-    assert!(unsaid.contains("say so with `--fenced`"), "{unsaid}");
-    let forgotten = lab
-        .on("alpha", &["cluster", "forget", "beta", "--fenced"])
-        .ok()
-        .text();
-    assert!(forgotten.contains("names that are free: far"), "{forgotten}");
-    lab.start_vm("alpha", "far", 0).expect(0);
+    forget_lost_beta(&lab);
     lab.on("alpha", &["kill", "far"]).ok();
     lab.on("alpha", &["cluster", "down"]).ok();
 }

@@ -148,7 +148,7 @@ fn resize(terminal: &Terminal, columns: u16, lines: u16) {
 fn top_shows_vms_without_a_cluster_pins_a_vcpu_by_keys_and_gives_the_terminal_back() {
     let pair = Pair::start("monitor-top");
     let options = ["top", "--json", "--count", "2", "--interval", "0.2"];
-    let sample = wait::until("a sample of guests that have halted for ever", SOON, || {
+    let sample = wait::until("a sample of guests that have halted forever", SOON, || {
         let text = pair.with_directories(mirrorball(options)).ok().text();
         let lines = text.lines();
         let mut samples: Vec<Value> = lines

@@ -231,7 +231,7 @@ fn killed_keeper_leaves_nothing() {
     let reason = "ended with its keeper, which was killed";
     assert!(ended.errors().contains(reason), "{ended}");
 
-    // Its memory, and what it had borrowed.
+    // Its memory, and the memory that it had borrowed.
     wait::until("free memory in the cell", SOON, || {
         (cells.status()[1]["given_bytes"] == 0).then_some(())
     });

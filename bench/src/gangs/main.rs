@@ -44,10 +44,10 @@ fn run() -> Outcome<()> {
     Ok(())
 }
 
-/// In emulation a nested guest dies now and then, under any VMM: once more, with a message.
+/// In emulation a nested guest dies occasionally, under any VMM: the run is repeated, with a message.
 fn calibrate(bench: &Bench) -> Outcome<Work> {
     bench.calibrate().or_else(|error| {
-        eprintln!("bench-gangs: the calibration failed, once more: {error}");
+        eprintln!("bench-gangs: the calibration failed and is repeated: {error}");
         bench.calibrate()
     })
 }
@@ -55,7 +55,7 @@ fn calibrate(bench: &Bench) -> Outcome<Work> {
 /// The same for a run.
 fn take(bench: &Bench, run: usize, work: Work) -> Outcome<Vec<sample::Sample>> {
     bench.take(run, work).or_else(|error| {
-        eprintln!("bench-gangs: a run failed, once more: {error}");
+        eprintln!("bench-gangs: a run failed and is repeated: {error}");
         bench.take(run, work)
     })
 }

@@ -61,7 +61,7 @@ impl<'a> Vm<'a> {
     }
 }
 
-/// The time of a round of what the guest's program has timed, microseconds.
+/// Time of a round of the guest's program, by its own clock, microseconds.
 pub fn round_us(timed: &Value) -> Outcome<f64> {
     let rounds = timed["rounds"].as_u64().filter(|rounds| *rounds > 0);
     let time = rounds.zip(timed["seconds"].as_f64());

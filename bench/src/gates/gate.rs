@@ -14,7 +14,7 @@ const WAITING_NICE: i32 = 19;
 /// Way to have one of two threads on a CPU run, and the other wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// Both run as the kernel likes. The other ways are compared with this.
+    /// The kernel schedules both. The other ways are compared with this.
     None,
     /// The thread that waits has the lowest nice value.
     Nice,

@@ -3,7 +3,7 @@
 //! `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]`.
 //!
 //! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own;
-//! etcd is real. Nothing runs in a lab, whose hosts stand still now and then for longer than the measured
+//! etcd is real. Nothing runs in a lab, whose hosts stand still occasionally for longer than the measured
 //! times.
 
 mod cluster;
@@ -131,7 +131,7 @@ fn sample(take: impl Fn() -> Outcome<f64>) -> Outcome<f64> {
     for _ in 1..TRIES {
         match take() {
             Ok(sample) => return Ok(sample),
-            Err(error) => eprintln!("bench-hosts: once more: {error}"),
+            Err(error) => eprintln!("bench-hosts: a run failed and is repeated: {error}"),
         }
     }
     take()

@@ -6,7 +6,7 @@ use super::value::Object;
 
 /// Columns of a line that is no row of a table and has no link.
 const COLUMNS_MAX: usize = 110;
-/// Marks in the index page around what is generated.
+/// Marks around the generated part of the index page.
 const BEGIN: &str = "<!-- `make results` writes the table below. -->";
 const END: &str = "<!-- The generated table ends here. -->";
 

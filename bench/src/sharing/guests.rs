@@ -29,7 +29,7 @@ pub struct Read {
 pub enum Guests {
     /// Under one monitor of Mirrorball's.
     Mirrorball {
-        /// The command.
+        /// The `mirrorball` program.
         program: PathBuf,
         /// The VMs' names.
         names: Vec<String>,

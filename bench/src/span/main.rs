@@ -57,10 +57,11 @@ fn run() -> Outcome<()> {
     Ok(())
 }
 
-/// Takes a sample. In emulation a nested guest dies now and then, under any VMM: once more, with a message.
+/// Takes a sample. In emulation a nested guest dies occasionally, under any VMM. The sample is then taken
+/// again, with a message.
 fn sample(environment: &Environment, kind: Kind) -> Outcome<Sample> {
     take(environment, kind).or_else(|error| {
-        eprintln!("bench-span: {} failed, once more: {error}", kind.name());
+        eprintln!("bench-span: {} failed and is repeated: {error}", kind.name());
         take(environment, kind)
     })
 }

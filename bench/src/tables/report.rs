@@ -87,7 +87,10 @@ impl<'a> Report<'a> {
             .map(|figures| (figures.title, figures.times()))
             .filter(|(_, times)| !times.is_empty())
             .collect();
-        bars("A message there and back, and what is made of such, ns", &groups)
+        bars(
+            "Round trip of a message, and operations made of messages, ns",
+            &groups,
+        )
     }
 }
 

@@ -7,9 +7,9 @@
 //! | request | client sends | server sends |
 //! | --- | --- | --- |
 //! | ping | | |
-//! | exec, exec-kept, attach | stdin, stdin-end, window-size, signal | stdout, stderr, and at last exit |
-//! | put | data, and at last end | done |
-//! | get | | data, and at last end |
+//! | exec, exec-kept, attach | stdin, stdin-end, window-size, signal | stdout, stderr, and finally exit |
+//! | put | data, and finally end | done |
+//! | get | | data, and finally end |
 //! | identify | | |
 //!
 //! `Refused` may replace any frame of the server, and is its last frame.

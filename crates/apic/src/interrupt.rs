@@ -28,7 +28,7 @@ impl Destination {
     /// The broadcast destination.
     pub(crate) const BROADCAST: u32 = u32::MAX;
 
-    /// The destination of an IOAPIC's entry or an MSI, which has 8 bits: physical 0xFF is everybody; a
+    /// The destination of an IOAPIC's entry or an MSI, which has 8 bits: physical 0xFF is all vCPUs; a
     /// logical one is a set of the first eight APIC ids, whose cluster is 0.
     pub(crate) fn of_8_bits(destination: u8, is_logical: bool) -> Self {
         match (is_logical, destination) {

@@ -121,7 +121,7 @@ pub(crate) struct LeftShard {
     /// The incarnation of the monitor's orders.
     incarnation: u64,
     sandbox: SandboxLaunch,
-    /// It acknowledges the order to quit. A program of the release before does not say so.
+    /// The shard acknowledges the order to quit. A program of the release before does not report this.
     #[serde(default)]
     acknowledges_quit: bool,
 }

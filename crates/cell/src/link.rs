@@ -16,6 +16,11 @@ use shard_api::version::send_launch;
 
 use crate::text::make_printable;
 
+/// Error of an order to a VM that is between two boots, or ending.
+pub(crate) fn not_running() -> io::Error {
+    io::Error::other("the VM is not running just now; try again, or see `mirrorball ps`")
+}
+
 /// The incarnation of a monitor that has no predecessor.
 const FIRST_INCARNATION: u64 = 1;
 
@@ -79,7 +84,7 @@ impl ShardLink {
     /// `WouldBlock` if the socket has no room for the order.
     pub fn order(&self, order: &Order) -> io::Result<OrderId> {
         if !self.is_launched.load(Ordering::Acquire) {
-            return Err(io::Error::other("the VM is not running just now"));
+            return Err(not_running());
         }
         // Each change is whole, whichever thread panicked.
         let mut last = self.last.lock().ignore_poison();
@@ -343,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_sends_the_rest_of_messages_for_ever_is_not_waited_for_beyond_the_deadline() {
+    fn a_shard_that_sends_the_rest_of_messages_forever_is_not_waited_for_beyond_the_deadline() {
         let (monitor, shard) = ControlSocket::pair().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -402,7 +407,7 @@ mod tests {
     fn an_order_before_the_launch_is_refused_and_not_sent() {
         let (monitor, shard) = ShardLink::pair().unwrap();
         let refused = monitor.order(&Order::Quit).unwrap_err();
-        assert_eq!(refused.to_string(), "the VM is not running just now");
+        assert_eq!(refused.to_string(), not_running().to_string());
         drop(monitor);
         assert!(shard.receive_with_files().is_err());
     }

@@ -1,8 +1,8 @@
 //! The monitor of a VM: a process, forked from the client, that opens the VM's files, starts its keeper, and
 //! serves the VM if no cell does. Outside a cluster it is the VM's private cell. It has one VM.
 //!
-//! VMs outlive the client that started them only if the client says so. It holds a *lease*, one end of a
-//! socket. When the lease ends without [`LeaseOrder::Detach`] (the client was killed, its terminal went
+//! VMs outlive the client that started them only if the client requests that. It holds a *lease*, one end of
+//! a socket. When the lease ends without [`LeaseOrder::Detach`] (the client was killed, its terminal went
 //! away), the VMs end. The monitors of one command have the same lease.
 //!
 //! The monitor transfers a VM in a cell to the cell's process, which starts and serves it ([`hand_over`]).
@@ -254,7 +254,7 @@ fn record(
 struct NewVm<'a> {
     name: &'a str,
     spec: &'a VmSpec,
-    /// Its directory.
+    /// Directory of the VM in the registry.
     folder: &'a Path,
     cid: u32,
     handle: &'a VmHandle,

@@ -46,7 +46,7 @@ pub enum OpenerError {
         /// The cause.
         error: io::Error,
     },
-    /// An answer that does not come.
+    /// The opener does not answer in time.
     #[error(
         "user {uid}: the files were not opened within {} s; name files of a file system that answers",
         ANSWER_LIMIT.as_secs()
@@ -55,7 +55,7 @@ pub enum OpenerError {
         /// The owner's user id.
         uid: u32,
     },
-    /// A refusal.
+    /// The opener refuses to open a file.
     #[error("{why} (opened as user {uid})")]
     Refused {
         /// The owner's user id.
@@ -63,14 +63,14 @@ pub enum OpenerError {
         /// Reason and help.
         why: String,
     },
-    /// A descriptor that was not requested.
+    /// The opener passes a descriptor of another file.
     #[error("{path}: the process that opens the files of user {uid} passed another file: {why}")]
     Descriptor {
         /// The owner's user id.
         uid: u32,
-        /// The name.
+        /// Name of the file that was requested.
         path: String,
-        /// The defect.
+        /// Difference from the requested file.
         why: String,
     },
 }

@@ -1,7 +1,7 @@
 //! Whether and when a VM starts again.
 //!
 //! Each boot is a process, with its sandbox and its networks: a guest that reboots as soon as it runs keeps
-//! the host busy. Reboots within seconds of their boot are delayed longer and longer, and at last end the VM.
+//! the host busy. Reboots within seconds of their boot are delayed longer and longer, and finally end the VM.
 //! The same holds for starts after a failure.
 
 use std::time::Duration;

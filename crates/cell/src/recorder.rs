@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use locks::IgnorePoison;
 use registry::vms::{Entry, Record};
 
+use crate::link::not_running;
+
 /// The record, while the VM has one. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorder(Arc<Mutex<Option<Recorded>>>);
@@ -45,9 +47,7 @@ impl Recorder {
     /// If the VM has no record, or the change can't be written: then there is none.
     pub(crate) fn try_change(&self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         let mut recorded = self.lock();
-        let recorded = recorded
-            .as_mut()
-            .ok_or_else(|| io::Error::other("the VM is not running just now"))?;
+        let recorded = recorded.as_mut().ok_or_else(not_running)?;
         let mut next = recorded.record.clone();
         change(&mut next);
         recorded.entry.write(&next)?;

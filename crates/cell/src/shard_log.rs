@@ -1,7 +1,7 @@
 //! The log of a shard, with its standard output and standard error: bounded, however much the shard writes.
 //!
 //! A shard gets the write end of a pipe, never a file: it may be under a guest's control, and a guest makes
-//! devices complain and reboots as often as it likes. The monitor reads the pipe, and keeps the first and the
+//! devices complain and reboots without limit. The monitor reads the pipe, and keeps the first and the
 //! last bytes of a VM's whole life, in memory and in a file for people.
 
 use std::collections::VecDeque;

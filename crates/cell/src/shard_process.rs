@@ -58,7 +58,7 @@ pub struct ShardProcess {
     parent: Parent,
     /// The fault for which it was killed, if any: a predicate.
     fault: OnceLock<&'static str>,
-    /// It acknowledges the order to quit. Known once it runs.
+    /// The shard acknowledges the order to quit. Known once the shard runs.
     acknowledges_quit: AtomicBool,
     /// How it ended, once it was waited for. Its id may be another's from then on.
     ended: Mutex<Option<End>>,
@@ -77,11 +77,11 @@ enum Parent {
 /// The way in which a process ended.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// With this status.
+    /// The process ended with this status.
     Status(WaitStatus),
-    /// With its keeper, which had the status.
+    /// Its keeper, which had the status, ended too.
     WithKeeper,
-    /// In a way that its keeper has not reported.
+    /// Its keeper has not reported the status.
     Unreported,
 }
 
@@ -392,7 +392,7 @@ pub struct LeftShard {
     pub link: ShardLink,
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
-    /// It acknowledges the order to quit.
+    /// The shard acknowledges the order to quit.
     pub acknowledges_quit: bool,
 }
 

@@ -118,7 +118,7 @@ impl Span {
         self.places.iter().map(|(place, _)| place.cell()).collect()
     }
 
-    /// The reason why one of its places is lost for good, if one is.
+    /// The reason why one of its places is lost permanently, if one is.
     pub fn lost(&self) -> Option<String> {
         self.places.iter().find_map(|(place, _)| place.lost())
     }

@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn file_of_another_type_is_refused_and_not_read() {
-        // A read of the pipe would block for ever.
+        // A read of the pipe would block forever.
         let (reader, _writer) = pipe().unwrap();
         for file in [
             File::from(OwnedFd::from(reader)),

@@ -78,7 +78,7 @@ pub enum RunError {
     /// Its memory can't be bound to its nodes.
     #[error("its memory cannot lie where `memory_nodes` says: {0}")]
     MemoryNodes(NodesError),
-    /// It can't have cores of its own.
+    /// The VM can't have cores of its own.
     #[error(transparent)]
     CoreScheduling(#[from] CoreSchedulingError),
     /// The sandbox is incomplete and required.
@@ -131,7 +131,7 @@ pub struct Booted<'a> {
 pub struct Vm<'a> {
     /// Unique name in the cluster.
     pub name: &'a str,
-    /// Its directory.
+    /// Directory of the VM in the registry.
     pub folder: &'a Path,
     /// The programs of its keeper and its shards.
     pub programs: &'a Programs,
@@ -148,9 +148,9 @@ pub struct Vm<'a> {
 enum IfLost {
     /// There is no next process: the VM ends.
     End,
-    /// It begins the first boot again.
+    /// The VM begins its first boot again.
     FirstBoot(FirstBoot),
-    /// It boots a VM that has run.
+    /// The VM has run, and boots again.
     Boot,
 }
 

@@ -1,4 +1,4 @@
-//! A user's rights, which a process of root takes for good.
+//! A user's rights, which a process of root takes permanently.
 
 use std::{io, ptr};
 
@@ -27,7 +27,7 @@ pub struct Credentials {
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// The user is root.
-    #[error("root's rights are no fewer rights")]
+    #[error("root can't give its rights up for those of root; name another user")]
     Root,
     /// A refusal of the kernel.
     #[error("this process can't take the rights of user {uid}: {error}")]

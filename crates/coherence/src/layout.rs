@@ -42,7 +42,7 @@ pub enum LayoutError {
     #[error("there is no node {0}; count from 0")]
     NoSuchNode(NodeId),
     /// The ranges don't begin with page 0, or their first pages don't ascend.
-    #[error("the home at page {0} is out of order; begin with page 0 and let their first pages rise")]
+    #[error("the managed range at page {0} is out of order; begin with page 0 and let the first pages rise")]
     Order(Page),
     /// The list of ranges is empty.
     #[error("no page has a manager; name one for page 0")]
@@ -64,11 +64,11 @@ impl Layout {
             let first = u64::from(pages) * u64::from(node) / u64::from(nodes.max(1));
             Page(u32::try_from(first).expect("less than all pages"))
         };
-        let home = |node| ManagedRange {
+        let range = |node| ManagedRange {
             first: first(node),
             manager: NodeId(node),
         };
-        let mut ranges: Vec<ManagedRange> = (0..nodes).map(home).collect();
+        let mut ranges: Vec<ManagedRange> = (0..nodes).map(range).collect();
         // With fewer pages than nodes some nodes manage no page.
         ranges.dedup_by(|later, earlier| {
             let is_same = later.first == earlier.first;
@@ -96,7 +96,7 @@ impl Layout {
         if self.nodes == 0 || self.nodes > MAX_NODES {
             return Err(LayoutError::Nodes(self.nodes));
         }
-        let managers = self.ranges.iter().map(|home| home.manager);
+        let managers = self.ranges.iter().map(|range| range.manager);
         if let Some(node) = managers.chain([self.me]).find(|node| node.0 >= self.nodes) {
             return Err(LayoutError::NoSuchNode(node));
         }
@@ -116,7 +116,7 @@ impl Layout {
 
     /// Returns the manager of a page.
     pub fn manager(&self, page: Page) -> NodeId {
-        let after = self.ranges.partition_point(|home| home.first <= page);
+        let after = self.ranges.partition_point(|range| range.first <= page);
         self.ranges[after - 1].manager
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct Managed {
     migratory: Migratory,
 }
 
-/// Destination of a request and what it asks for.
+/// Destination of a request and the access that it requests.
 pub(crate) struct ForwardedRequest {
     pub(crate) owner: NodeId,
     pub(crate) want: Want,

@@ -82,7 +82,7 @@ pub enum Body {
         /// writing. Only the manager itself wants a discard.
         want: Want,
         /// Number of reads that the manager forwarded to this owner before, modulo 256. The owner serves them
-        /// first, in whatever order the messages arrive.
+        /// first, in any order the messages arrive.
         reads: u8,
     },
     /// From the owner to a reader: a copy of the page.

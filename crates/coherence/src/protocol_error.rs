@@ -20,7 +20,7 @@ pub enum ProtocolError {
         page: Page,
     },
     /// The message does not follow from the state of the page.
-    #[error("node {from} sent {body:?} about page {page} out of turn; end the VM")]
+    #[error("node {from} sent {body:?} about page {page} out of order; end the VM")]
     Unexpected {
         /// Sender of the message.
         from: NodeId,

@@ -18,7 +18,7 @@ impl OptionalNode {
     }
 }
 
-/// The next owner and what it wants, or none, in one byte.
+/// The next owner and its request, or none, in one byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct NextOwner(u8);
 

@@ -232,7 +232,7 @@ pub struct RootSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartSpec {
-    /// No ending.
+    /// No ending starts the VM again.
     #[default]
     No,
     /// A failure: a panic, a triple fault, an error of KVM, a shard that is gone.
@@ -472,7 +472,7 @@ fn is_yes(value: &bool) -> bool {
 /// A text that is not a [`Size`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// It does not start with a number of 64 bits.
+    /// The text does not start with a number of 64 bits.
     #[error("{0:?} is not a size: write a number and a unit, as \"512M\"")]
     NotASize(String),
     /// A number alone, or of bytes.

@@ -161,10 +161,10 @@ pub struct RestoreOrder {
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
     pub disks: BTreeMap<usize, PathBuf>,
-    /// The kernel's file.
+    /// File of the kernel.
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
-    /// The initramfs.
+    /// File of the initramfs.
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
     /// Weakest accepted sandbox: `auto`, `require` or `off`; `auto` when absent.

@@ -150,7 +150,7 @@ mod tests {
         fs::write(&original, "new").unwrap();
         let newer = group_copy("one");
         assert_eq!(fs::read(&newer).unwrap(), b"new");
-        assert!(!one.exists(), "the old copy stays for ever");
+        assert!(!one.exists(), "the old copy stays forever");
         assert_eq!(fs::read(&other).unwrap(), vec![7; 300_000]);
     }
 

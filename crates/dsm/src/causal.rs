@@ -79,7 +79,7 @@ impl Causal {
         }
     }
 
-    /// Waits until the diffs are sent of what this node's processors did. The caller does so before a message
+    /// Waits until the diffs of this node's processors are sent. The caller does so before a message
     /// by which processors of another node may learn of it; the processor that did it is out of the guest.
     /// Returns the message's vector time, for [`Causal::after`] at the receiver.
     pub fn before(&self) -> Batches {

@@ -168,7 +168,7 @@ impl Mailbox {
 pub struct Discards {
     region: Arc<Region>,
     mailboxes: Vec<Arc<Mailbox>>,
-    /// Serializes callers.
+    /// Lock that serializes callers.
     exclusive: Mutex<()>,
 }
 

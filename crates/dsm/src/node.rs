@@ -76,7 +76,7 @@ pub enum NodeError {
     Threads(std::io::Error),
 }
 
-/// A node of the memory. It ends when dropped; threads that wait for a page then wait for ever.
+/// A node of the memory. It ends when dropped; threads that wait for a page then wait forever.
 #[derive(Debug)]
 pub struct Node {
     me: u16,
@@ -103,7 +103,7 @@ pub struct Site<'a> {
     pub name: Option<&'a CStr>,
     /// First page of each node's managed range, rounded down to whole cycles of stripes. If empty, the ranges
     /// are equal.
-    pub homes: &'a [u32],
+    pub range_starts: &'a [u32],
 }
 
 /// Starts a thread with that name. The first step runs before the second, and before the thread gives up
@@ -137,7 +137,7 @@ impl Prepared {
         };
         options.name = site.name.unwrap_or(options.name);
         let region = Region::with(shape.pages, shape.lanes, shape.method, options)?;
-        let layout = layout(me, shape, site.homes, &region);
+        let layout = layout(me, shape, site.range_starts, &region);
         layout.check()?;
         Ok(Self {
             layout,
@@ -340,7 +340,7 @@ impl Node {
     }
 
     /// Returns the manager of a page.
-    pub fn home(&self, page: u32) -> u16 {
+    pub fn manager(&self, page: u32) -> u16 {
         self.layout.manager(Page(self.region.striped(page))).0
     }
 
@@ -435,18 +435,18 @@ fn cannot_merge(nodes: usize, lanes: u16) -> Option<String> {
 }
 
 /// Returns the layout with the managed ranges that were requested, or equal ones of whole cycles of stripes.
-fn layout(me: u16, shape: Shape, homes: &[u32], region: &Region) -> Layout {
+fn layout(me: u16, shape: Shape, range_starts: &[u32], region: &Region) -> Layout {
     let mut layout = Layout::even(NodeId(me), shape.nodes, region.pages());
     let unit = region.stripe_cycle_pages();
     let units = region.pages() / unit;
-    if !homes.is_empty() {
-        let home = |(node, first): (u16, &u32)| ManagedRange {
+    if !range_starts.is_empty() {
+        let range = |(node, first): (u16, &u32)| ManagedRange {
             first: Page(first / unit * unit),
             manager: NodeId(node),
         };
-        layout.ranges = (0..).zip(homes).map(home).collect();
+        layout.ranges = (0..).zip(range_starts).map(range).collect();
         // Of two ranges that begin at the same page the first one is empty.
-        layout.ranges.dedup_by_key(|home| home.first);
+        layout.ranges.dedup_by_key(|range| range.first);
     } else if units >= u32::from(shape.nodes) {
         layout.ranges = (0..shape.nodes)
             .map(|node| ManagedRange {

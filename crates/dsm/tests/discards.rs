@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use dsm::{Node, PAGE_LEN, Settings, Shape};
-use support::{LIMIT, METHODS, Nodes, fill_home, published, shape, start, start_with, within, word};
+use support::{LIMIT, METHODS, Nodes, fill_at_manager, published, shape, start, start_with, within, word};
 
 /// One node writes each page and another one reads it, so that several have memory for it.
 fn fill(memory: &Nodes, pages: Range<u32>) {
@@ -74,7 +74,7 @@ fn discarded_pages_use_no_memory_on_any_node_and_read_zero() {
             // kept.
             let sent = pages_sent(&memory);
             for page in 0..PAGES {
-                let node = &memory.nodes[usize::from((memory.nodes[0].home(page) + 1) % nodes)];
+                let node = &memory.nodes[usize::from((memory.nodes[0].manager(page) + 1) % nodes)];
                 assert_eq!(word(node, page, 7).load(SeqCst), 0, "{method:?} page {page}");
             }
             assert_eq!(pages_sent(&memory), sent, "{method:?}");
@@ -114,7 +114,7 @@ fn manager_fills_discarded_pages_by_few_faults() {
             });
             fill(&memory, 0..512);
             give_back(&memory.nodes[1], 0..512);
-            fill_home(&memory, 0..512);
+            fill_at_manager(&memory, 0..512);
         }
     });
 }
@@ -305,18 +305,18 @@ fn faults_are_served_during_large_discards() {
     within(LIMIT, || {
         const PAGES: u32 = 32 << 10;
         let memory = start(shape(2, PAGES + 512));
-        let [home, other] = &memory.nodes[..] else {
+        let [manager, other] = &memory.nodes[..] else {
             unreachable!("two nodes");
         };
         for page in 0..PAGES / 2 {
-            word(home, page, 0).store(1, Relaxed);
+            word(manager, page, 0).store(1, Relaxed);
         }
         // A page that moves between the two nodes.
         let pair = |count: u32| {
             let page = PAGES / 2 - 512 + count % 256;
             let before = Instant::now();
             word(other, page, 0).fetch_add(1, SeqCst);
-            word(home, page, 0).fetch_add(1, SeqCst);
+            word(manager, page, 0).fetch_add(1, SeqCst);
             before.elapsed()
         };
         let alone: Duration = (0..256).map(pair).sum();
@@ -324,7 +324,7 @@ fn faults_are_served_during_large_discards() {
         std::thread::scope(|scope| {
             let giver = scope.spawn(|| {
                 let before = Instant::now();
-                let freed = give_back(home, 0..PAGES / 2 - 512);
+                let freed = give_back(manager, 0..PAGES / 2 - 512);
                 done.store(true, Release);
                 (freed, before.elapsed())
             });

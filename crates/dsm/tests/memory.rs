@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use dsm::{End, Method, Shape};
-use support::{LIMIT, METHODS, WAYS, fill_home, shape, start, start_by, within, word};
+use support::{LIMIT, METHODS, WAYS, fill_at_manager, shape, start, start_by, within, word};
 
 #[test]
 fn write_of_one_node_is_read_by_the_others() {
@@ -58,7 +58,7 @@ fn filling_memory_at_its_manager_faults_once_for_many_pages() {
                 method,
                 ..shape(2, 1024)
             });
-            fill_home(&memory, 0..512);
+            fill_at_manager(&memory, 0..512);
         }
     });
 }

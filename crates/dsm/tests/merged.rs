@@ -174,7 +174,7 @@ fn causality_through_a_third_node_holds() {
         heat(&nodes, ROOT, 1);
         heat(&nodes, TABLE, 2);
         // Pages whose messages don't use the slow link: the second node manages them.
-        let mut flags = (0..128).filter(|page| first.home(*page) == 1 && ![ROOT, TABLE].contains(page));
+        let mut flags = (0..128).filter(|page| first.manager(*page) == 1 && ![ROOT, TABLE].contains(page));
         let (near, far) = (flags.next().unwrap(), flags.next().unwrap());
         let mut quickest = LIMIT;
         for round in 1..=40_u64 {

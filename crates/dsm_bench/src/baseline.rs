@@ -176,7 +176,8 @@ pub fn requests_ns(stream: &OwnedFd, count: u32, waits: WaitMode) -> io::Result<
 }
 
 fn send(stream: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
-    // SAFETY: the bytes are as many as said. A page fits any socket's buffer, so it is taken whole.
+    // SAFETY: pointer and length are those of a live slice. A page fits any socket's buffer, so it is sent
+    // whole.
     let count = unsafe {
         libc::send(
             stream.as_raw_fd(),
@@ -198,7 +199,7 @@ fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: WaitMode, poll_time: &mut 
     let mut blocked = false;
     while came < bytes.len() {
         let rest = &mut bytes[came..];
-        // SAFETY: the bytes are as many as said.
+        // SAFETY: pointer and length are those of a live slice that no other code uses.
         let count = unsafe {
             libc::recv(
                 stream.as_raw_fd(),

@@ -54,7 +54,7 @@ pub struct Session {
 
 impl Session {
     /// Joins the session as node 0. `lost` is called once if a node is lost. It is to end the process, as
-    /// threads that wait for that node's pages wait for ever.
+    /// threads that wait for that node's pages wait forever.
     ///
     /// # Errors
     /// [`SessionError`].

@@ -76,7 +76,7 @@ pub enum StreamError {
     /// The TLS handshake failed.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The shared memory is not what it should be.
+    /// The shared memory has another length or content than expected.
     #[error("shared memory {0:?}: {1}")]
     Memory(PathBuf, #[source] io::Error),
     /// The peer stopped, or speaks another protocol.

@@ -62,11 +62,11 @@ pub enum JobResult {
         /// Time of all accesses together, nanoseconds.
         all_ns: u64,
     },
-    /// Number of what the job counts: additions, pages or bytes.
+    /// Number of additions, pages or bytes, as the job counts them.
     Count(u64),
     /// Time and sum of a scan.
     Scanned {
-        /// Time, nanoseconds.
+        /// Duration of the scan, nanoseconds.
         ns: u64,
         /// Sum of the words.
         sum: u64,

@@ -29,9 +29,9 @@ pub struct Below {
 /// Access mode of an open file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Access {
-    /// `O_RDONLY`.
+    /// The file is open for reading (`O_RDONLY`).
     Read,
-    /// `O_RDWR`.
+    /// The file is open for reading and writing (`O_RDWR`).
     ReadWrite,
 }
 
@@ -81,7 +81,7 @@ impl Below {
     /// [`check`], and of the kernel.
     pub fn open(&self, path: &Path, kind: Kind, access: Access) -> io::Result<File> {
         let found = self.find(path)?;
-        // The file at hand is checked, not the name again.
+        // The open file is checked, not the name again.
         check_kind(&found, kind)?;
         let again = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
         let file = File::from(open(

@@ -1,5 +1,5 @@
-//! How short of memory this process's host is: available memory, stalls for memory (PSI), and what a VM has
-//! in memory.
+//! How short of memory this process's host is: available memory, stalls for memory (PSI), and the resident
+//! memory of a VM.
 //!
 //! A process in a control group with a limit of memory (a container, a service) has what that group has left,
 //! if it is less. A cell whose memory is that of some nodes has what these have left: memory that is bound to

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::poll::PollFlags;
 use nix::sys::socket::{MsgFlags, recv};
 
-/// The end of a connection, or of what the peer sends. Bytes that wait in the socket are no such event.
+/// The end of a connection, or of its incoming half. Bytes that wait in the socket are no such event.
 pub const HANG_UP: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
 /// Bytes of the order to detach that are compared at most.
 const DETACH_BYTES_MAX: usize = 64;

@@ -443,7 +443,8 @@ impl Server {
         // A low number could be its own standard input, which stays open at an exec.
         let theirs = spawn::high(theirs.as_fd())?;
         let (program, argv) = (successor.program.as_raw_fd(), successor.argv.as_ptr());
-        // SAFETY: as fork; the child makes raw system calls on what was prepared before, and never returns.
+        // SAFETY: as fork; the child makes raw system calls on memory that was prepared before, and never
+        // returns.
         let pid = unsafe { spawn::raw_clone(0) };
         if pid == 0 {
             // SAFETY: in the child, with everything prepared alive in its copy of the memory.

@@ -1,7 +1,7 @@
 //! Starts a process of a VM: a clone in namespaces of its own that executes a program.
 //!
 //! Between the clone and the execve the child makes raw system calls only: a process with threads may call
-//! this, and a lock that one of them held at the clone is held for ever in the child. So the child allocates
+//! this, and a lock that one of them held at the clone is held forever in the child. So the child allocates
 //! nothing, takes no lock and calls nothing of the standard library. Everything it needs is prepared before.
 //!
 //! The child is namespace root, mapped to a separate user or to the keeper's, so that it can close its own

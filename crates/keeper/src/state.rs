@@ -33,19 +33,19 @@ pub const CHILDREN_MAX: usize = 64;
 pub enum Event {
     /// A child was started.
     Started {
-        /// The child.
+        /// Process id of the child.
         pid: i32,
     },
     /// A child has ended, and is not reaped.
     Exited {
-        /// The child.
+        /// Process id of the child.
         pid: i32,
         /// Its status, as `waitpid` returns it.
         status: i32,
     },
     /// The monitor acknowledged the exit of a child.
     Reap {
-        /// The child.
+        /// Process id of the child.
         pid: i32,
     },
     /// The monitor sent descriptors for the next slot.
@@ -101,14 +101,14 @@ pub enum Event {
 pub enum Effect {
     /// Reports the exit of a child to the connected monitor.
     Report {
-        /// The child.
+        /// Process id of the child.
         pid: i32,
         /// Wait status of the child, as of wait(2).
         status: i32,
     },
     /// Reaps a child that has ended.
     Reap {
-        /// The child.
+        /// Process id of the child.
         pid: i32,
     },
     /// Refuses the request: with this number of an error.
@@ -121,7 +121,7 @@ pub enum Effect {
     },
     /// Kills a child.
     Kill {
-        /// The child.
+        /// Process id of the child.
         pid: i32,
     },
     /// Ends the keeper.
@@ -179,7 +179,7 @@ impl Default for State {
 }
 
 impl State {
-    /// Takes an event, and decides what follows, in this order.
+    /// Takes an event, and returns the steps that follow, in order.
     pub fn handle(&mut self, event: Event) -> Vec<Effect> {
         match event {
             Event::Started { pid } => self.started(pid),

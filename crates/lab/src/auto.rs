@@ -61,8 +61,8 @@ fn idle() -> Result<Duration, LabError> {
     })
 }
 
-/// As [`enter`], but does nothing when the automatic lab does not run: for `ps`, `exec` and the like, whose
-/// VM may be in it.
+/// As [`enter`], but does nothing when the automatic lab does not run: for `ps`, `exec` and similar commands,
+/// whose VM may be in it.
 pub fn enter_running(argv: &[OsString]) -> Result<Option<ExitCode>, LabError> {
     if inside() {
         return Ok(None);

@@ -65,17 +65,17 @@ enum LabCommand {
         /// The lab's name.
         #[arg(long = "lab", default_value = "lab")]
         lab: String,
-        /// A host.
+        /// Name of one host.
         one: String,
-        /// The other host.
+        /// Name of the other host.
         other: String,
         /// Delay of each frame in one direction, as 2ms; stays when absent.
         #[arg(long)]
         delay: Option<Delay>,
-        /// How many frames are lost each way, as 1%; stays when absent.
+        /// Share of frames lost in each direction, as 1%; stays when absent.
         #[arg(long)]
         loss: Option<Loss>,
-        /// Nothing passes.
+        /// Drop all frames.
         #[arg(long, conflicts_with = "loss")]
         down: bool,
         /// Restore the link of the lab's file.

@@ -145,10 +145,7 @@ fn first(directory: &Path, wanted: impl Fn(&str) -> bool) -> Result<PathBuf, Lab
         .find(|entry| wanted(&entry.file_name().to_string_lossy()))
         .map(|entry| entry.path())
         .ok_or_else(|| LabError::NoKernel {
-            reason: format!(
-                "{} has not what a kernel package should have",
-                directory.display()
-            ),
+            reason: format!("{} lacks files that a kernel package has", directory.display()),
         })
 }
 

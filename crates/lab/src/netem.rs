@@ -18,11 +18,11 @@ const CHANCES: u32 = 1_000_000;
 /// Decision on a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Forwarding<F> {
-    /// Deliver it now.
+    /// The frame is to be delivered now.
     Deliver(F),
-    /// It is queued until it is due.
+    /// The frame is queued until it is due.
     Queued,
-    /// It is lost.
+    /// The frame is lost.
     Dropped,
 }
 

@@ -11,7 +11,7 @@ use crate::kernel::Kernel;
 
 /// Configuration of a host's QEMU process.
 pub struct Machine<'a> {
-    /// Its description.
+    /// The host's description in the lab's file.
     pub spec: &'a HostSpec,
     /// CPUs, without the spare one.
     pub cpus: u16,
@@ -63,7 +63,7 @@ pub const SPARE_CPUS: u16 = 1;
 /// can keep a translation of the patch's breakpoint (see `init/kvm.rs`). Second, QEMU 7.2 gives all CPUs a
 /// new memory map at once, when a driver enables a device, but makes each CPU drop addresses of the old one
 /// later. Until then a CPU's access to its interrupt controller can reach another device, and an interrupt
-/// whose end is lost so blocks those after it for ever.
+/// whose end is lost so blocks those after it forever.
 ///
 /// A host that is stuck for 40 s nevertheless dies, with the stacks of all CPUs on the console, instead of
 /// running until a limit.

@@ -67,7 +67,7 @@ pub fn run_once(id: &str) -> Result<ExitCode> {
         Lookup::Done(Some(outcome)) => print(&serde_json::from_value(outcome).into_diagnostic()?),
         Lookup::Done(None) => Err(miette!(
             help = "use another id to do it again",
-            "--request {id}: it was carried out, and what it printed was too long to be kept"
+            "--request {id}: it was carried out, and its output was too long to be kept"
         )),
         Lookup::InProgress => Err(miette!(
             help = "repeat it in a second for its result",

@@ -222,7 +222,7 @@ enum Command {
     /// One memory for processes on several hosts
     #[command(subcommand)]
     Dsm(dsm::DsmCommand),
-    /// Hosts in software, where KVM can't be had
+    /// Hosts in software, for machines without a usable KVM
     Lab(labs::LabArgs),
     /// Write shell completions, man pages and the reference of commands
     #[command(subcommand)]

@@ -152,7 +152,12 @@ pub fn directory(path: &Path) -> io::Result<PathBuf> {
 /// If there is no such user, or this process can't take the user's rights.
 pub fn run_as(uid: &str, words: &[&str]) -> Result<()> {
     let user = uid.parse().ok().and_then(user_of);
-    let user = user.ok_or_else(|| miette!("this host has no user with the id {uid}"))?;
+    let user = user.ok_or_else(|| {
+        miette!(
+            help = "add the user here, or give the command as root",
+            "this host has no user with the id {uid}"
+        )
+    })?;
     let folder = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     let mut command = Command::new(OWN_PROGRAM);
     command.arg0("mirrorball").args(words).env_clear();

@@ -79,7 +79,7 @@ fn ask_lender(lender: u16, ask: &CellRequest) -> Result<()> {
     match answer.map_err(|error| does_not_answer(lender, &error))? {
         CellResponse::Done => Ok(()),
         CellResponse::Refused { why } => Err(Failure::new(Kind::Refused, why)),
-        other => Err(Failure::host(format!("an answer to another question: {other:?}"))),
+        other => Err(Failure::host(other.unexpected())),
     }
 }
 
@@ -125,9 +125,7 @@ pub(crate) fn ask_vcpus(cell: &CellFiles, limit: Duration) -> std::io::Result<Vc
             lending,
         }),
         CellResponse::Refused { why } => Err(std::io::Error::other(why)),
-        other => Err(std::io::Error::other(format!(
-            "an answer to another question: {other:?}"
-        ))),
+        other => Err(std::io::Error::other(other.unexpected())),
     }
 }
 

@@ -41,11 +41,11 @@ pub enum Verdict {
         /// vCPUs per 1000 CPUs, including those of the VM.
         load_milli: u64,
     },
-    /// It takes no new VM.
+    /// The cell takes no new VM.
     Cordoned,
-    /// It has no CPU.
+    /// The cell has no CPU.
     NoCpu,
-    /// It has less memory than the VM needs.
+    /// The cell has less memory than the VM needs.
     TooSmall {
         /// Free memory, bytes.
         free_bytes: u64,

@@ -17,7 +17,7 @@
 //!    the count of its home; a live holder's count overrides that of a restarted home.
 //! 4. A holder may also request memory, and return it without a request. The home decides on a request
 //!    ([`Effect::Requested`]); the amounts that it gave on request are counted apart, in both cells, so that
-//!    memory which a command lent is returned by a command only. They are never more than what is held.
+//!    memory which a command lent is returned by a command only. They never exceed the amount held.
 //! 5. VMs outlive both processes. A new life is given the VMs that run, with their memory ([`Ledger::find`]).
 //!    These VMs keep that memory whatever other cells report.
 //!
@@ -94,7 +94,7 @@ pub enum Message {
         /// Bytes, as in [`Message::Request`].
         bytes: u64,
     },
-    /// Requests back as much as is free of what the receiver requested, at most `bytes`.
+    /// Requests back the free part of the memory that the receiver requested, at most `bytes`.
     Release {
         /// Maximum amount, in bytes.
         bytes: u64,

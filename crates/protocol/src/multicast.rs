@@ -374,7 +374,7 @@ impl<M: Clone + PartialEq> Multicast<M> {
         }
     }
 
-    /// Sends what is not confirmed over the links, where nothing is lost.
+    /// Sends unconfirmed messages over the links, where nothing is lost.
     fn resend_unacked(&mut self, cells: impl IntoIterator<Item = CellId>, effects: &mut Effects<M>) {
         for cell in cells {
             let Some(peer) = self.peers.get_mut(&cell) else {
@@ -462,12 +462,12 @@ fn upward<M>((to, packet): (CellId, Packet<M>)) -> Effect<M> {
     Effect::Send(to, packet)
 }
 
-/// The first cells of a tree, each with what is below it.
+/// The first cells of a tree, each with its subtree.
 fn branches<T>(tree: &[T], hop: impl Fn(&T) -> &Hop) -> Vec<(&T, &[T])> {
     let mut branches = Vec::new();
     let mut left = tree;
     while let Some((first, rest)) = left.split_first() {
-        // One that claims more than there is has what there is.
+        // A packet that claims more cells than there are has all of them.
         let (below, others) = rest.split_at(rest.len().min(usize::from(hop(first).below)));
         branches.push((first, below));
         left = others;

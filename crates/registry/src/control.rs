@@ -342,4 +342,34 @@ mod tests {
         assert!(matches!(answer, Answer::Ended { killed: true }), "{answer:?}");
         assert!(begin.elapsed() < Duration::from_secs(5));
     }
+
+    /// A monitor that dies may have carried the request out.
+    #[test]
+    fn request_to_a_monitor_that_dies_is_repeated_only_if_that_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("control.sock")).unwrap();
+        let successor = std::thread::spawn(move || {
+            let mut requests = Vec::new();
+            for answers in [false, true, false] {
+                let (client, _) = listener.accept().unwrap();
+                let mut line = String::new();
+                BufReader::new(&client).read_line(&mut line).unwrap();
+                if answers {
+                    (&client).write_all(b"{\"answer\":\"done\"}\n").unwrap();
+                }
+                requests.push(line);
+            }
+            requests
+        });
+        let limit = Some(Duration::from_secs(20));
+        let answer = ask(folder.path(), &Request::Pause, limit).unwrap();
+        assert!(matches!(answer, Answer::Done), "{answer:?}");
+        let refused = ask(folder.path(), &Request::Reset, limit)
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("died before it answered"), "{refused}");
+        let requests = successor.join().unwrap();
+        assert_eq!(requests[0], requests[1], "the same request");
+        assert!(requests[2].contains("\"reset\""), "{}", requests[2]);
+    }
 }

@@ -490,4 +490,60 @@ mod tests {
             assert_eq!(mode(&entry.unwrap().path()), 0o600);
         }
     }
+
+    #[test]
+    fn record_from_before_the_hosts_start_has_expired() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
+        new(requests.begin(request("a", "x")).unwrap())
+            .end(Value::Null)
+            .unwrap();
+        let path = requests.folder.join(format!("1000-{}", digest(b"a")));
+        let ended = read_end(&result(&path)).unwrap().expect("an end").ended_s;
+        let left = |now| requests.tidy("1000", now).unwrap();
+        assert_eq!(left(ended), 1);
+        assert_eq!(left(ended + KEPT.as_secs() - 1), 1);
+        // The host has started since, so its uptime is less.
+        assert_eq!(left(ended - 1), 0);
+        assert!(!path.exists() && !result(&path).exists());
+    }
+
+    #[test]
+    fn record_expires_when_its_time_is_over_and_counts_for_its_own_user_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
+        new(requests.begin(request("a", "x")).unwrap())
+            .end(Value::Null)
+            .unwrap();
+        let path = requests.folder.join(format!("1000-{}", digest(b"a")));
+        let ended = read_end(&result(&path)).unwrap().expect("an end").ended_s;
+        for other in ["100", "10001", "000", "none"] {
+            assert_eq!(requests.tidy(other, ended).unwrap(), 0, "user {other}");
+        }
+        // A file of another kind of name is no record, and stays.
+        let foreign = requests.folder.join("1000-notes");
+        fs::write(&foreign, "").unwrap();
+        assert_eq!(requests.tidy("1000", ended + KEPT.as_secs()).unwrap(), 0);
+        assert!(!path.exists() && foreign.exists());
+    }
+
+    #[test]
+    fn result_is_kept_up_to_the_greatest_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = RequestRecords::at(folder.path(), KEPT).unwrap();
+        // With its quotation marks the text has two bytes more.
+        for (id, length, is_kept) in [
+            ("a", RESULT_BYTES_MAX - 2, true),
+            ("b", RESULT_BYTES_MAX - 1, false),
+        ] {
+            let result = Value::String("x".repeat(length));
+            new(requests.begin(request(id, "x")).unwrap())
+                .end(result.clone())
+                .unwrap();
+            match requests.begin(request(id, "x")).unwrap() {
+                Lookup::Done(kept) => assert_eq!(kept, is_kept.then_some(result), "{id}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Names of share groups, and the rule that gives each VM its group.
 //!
 //! VMs of one group map pages of the same files, and VMs of two groups never do. A group is a text in a VM's
-//! record and in what its clones inherit. The monitor names the groups of its batch; `cell::share_group`
+//! record and in those of its clones. The monitor names the groups of its batch; `cell::share_group`
 //! takes the file locks that enforce them. No name from a user contains `:`, so the three kinds of names
 //! never collide.
 

@@ -235,4 +235,20 @@ mod tests {
         }
         serde_json::from_value::<Update>(json!({ "cpus": 2 })).unwrap_err();
     }
+
+    #[test]
+    fn change_of_any_one_key_is_a_change_and_only_limits_change_limits() {
+        for (one, changes_limits) in [
+            (json!({ "cpu_weight": null }), true),
+            (json!({ "cpu_limit": null }), true),
+            (json!({ "memory_limit": null }), true),
+            (json!({ "resident": "64M" }), false),
+            (json!({ "pins": [{ "vcpu": 0, "cpus": [] }] }), false),
+            (json!({ "memory_nodes": [] }), false),
+        ] {
+            let update = update(one.clone());
+            assert!(!update.is_empty(), "{one}");
+            assert_eq!(update.changes_limits(), changes_limits, "{one}");
+        }
+    }
 }

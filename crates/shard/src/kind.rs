@@ -48,9 +48,9 @@ pub type SpanKind<S, C> = VmKind<Infallible, S, C>;
 pub enum OpenedPlain {
     /// The guest boots from its kernel.
     Boot,
-    /// It boots, and its memory will be paged.
+    /// The VM boots, and its memory will be paged.
     BootPaged(PagingFiles),
-    /// It resumes from a frozen VM.
+    /// The VM resumes from a frozen VM.
     Resume(Resume),
 }
 
@@ -211,8 +211,8 @@ impl<P> VmKind<P, Arc<Router>, &'static Coherence> {
     }
 
     /// Returns whether all memory is still available, where `is_plain_whole` says it of a plain VM. A thread
-    /// that waits for a page of a lost shard, or for one that can't be read from a paging file, waits for
-    /// ever.
+    /// that waits for a page of a lost shard, or for one that can't be read from a paging file, waits
+    /// forever.
     pub fn memory_is_whole(&self, is_plain_whole: impl FnOnce(&P) -> bool) -> bool {
         match self {
             Self::Plain(plain) => is_plain_whole(plain),

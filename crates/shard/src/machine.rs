@@ -19,7 +19,7 @@ use crate::arch::x86_64::cpuid::Groups;
 use crate::arch::x86_64::kernel::Entry;
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::state;
-use crate::bus::{Bus, BusDevice};
+use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
@@ -49,13 +49,13 @@ pub use vcpus::{leaves_of_vcpu, prepare_vcpu, statistics};
 pub struct BootFiles {
     /// File of the kernel: bzImage or ELF.
     pub kernel: File,
-    /// The initramfs.
+    /// File of the initramfs, if the kernel is to have one.
     pub initrd: Option<File>,
 }
 
 /// A VM that is ready to run.
 pub struct Machine {
-    /// KVM's VM.
+    /// Descriptor of the VM in KVM.
     pub vm: Arc<VmFd>,
     /// Address map of the guest.
     pub layout: Layout,
@@ -188,17 +188,7 @@ impl Machine {
         wiring.bind_interrupt(console.interrupt(), layout::SERIAL_GSI)?;
         wiring.bind_interrupt(button.event(), layout::EVENT_GSI)?;
         wiring.bind_interrupt(generation.event(), layout::GENERATION_GSI)?;
-        let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
-            ports.claim(u64::from(port)..u64::from(port) + count, device)
-        };
-        claim(layout::COM1_PORT, SERIAL_PORTS, console.clone())?;
-        claim(layout::PVPANIC_PORT, 1, Arc::new(Pvpanic(end.clone())))?;
-        claim(
-            layout::SLEEP_CONTROL_PORT,
-            POWER_PORTS,
-            Arc::new(PowerRegisters(end.clone())),
-        )?;
-        claim(KEYBOARD_COMMAND_PORT, 1, Arc::new(KeyboardReset(end.clone())))?;
+        add_legacy_devices(&mut ports, &console, &end)?;
         let machine = Self {
             vm,
             layout,
@@ -285,4 +275,19 @@ impl Machine {
         // SAFETY: the device's mapping has that size and is never undone (`PmemRegion::host`).
         Ok(unsafe { self.vm.set_user_memory_region(slot) }?)
     }
+}
+
+/// Adds the devices at ports of their own: serial port, panic reports, power and reset.
+fn add_legacy_devices(ports: &mut Bus, console: &Arc<Console>, end: &Arc<EndSignal>) -> Result<(), Overlap> {
+    let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
+        ports.claim(u64::from(port)..u64::from(port) + count, device)
+    };
+    claim(layout::COM1_PORT, SERIAL_PORTS, console.clone())?;
+    claim(layout::PVPANIC_PORT, 1, Arc::new(Pvpanic(end.clone())))?;
+    claim(
+        layout::SLEEP_CONTROL_PORT,
+        POWER_PORTS,
+        Arc::new(PowerRegisters(end.clone())),
+    )?;
+    claim(KEYBOARD_COMMAND_PORT, 1, Arc::new(KeyboardReset(end.clone())))
 }

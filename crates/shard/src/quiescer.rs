@@ -195,7 +195,8 @@ impl Vcpus {
     fn kick_all(&self) {
         let Some(signal) = self.kick else { return };
         for (thread, stop) in &self.threads {
-            // SAFETY: a thread removes itself from the list before it ends. A parked one only wakes in vain.
+            // SAFETY: a thread removes itself from the list before it ends. A parked one only wakes without
+            // success.
             unsafe { libc::pthread_kill(*thread, signal) };
             stop.wake();
         }

@@ -83,7 +83,7 @@ pub struct LaunchSpec {
     pub nodes: Vec<NodeLaunch>,
     /// The kernel: bzImage or ELF.
     pub kernel: Fd,
-    /// The initramfs.
+    /// Descriptor of the initramfs.
     pub initrd: Option<Fd>,
     /// The whole kernel command line.
     pub cmdline: String,

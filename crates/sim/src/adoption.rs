@@ -193,7 +193,7 @@ struct Guard {
     trial: Option<Vec<VmIndex>>,
     /// Whether the cell has been given up.
     is_over: bool,
-    /// The program that must be the next process's, by what the trials have shown.
+    /// Program of the next process, as the results of the trials require.
     proven: Program,
 }
 

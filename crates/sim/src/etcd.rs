@@ -117,7 +117,7 @@ impl Etcd {
             .is_some_and(|(life, _)| *life == cell.life)
     }
 
-    /// All entries.
+    /// Returns all registered cells with their incarnations.
     pub fn members(&self) -> Members {
         let entries = self.entries.iter();
         entries.map(|(number, (life, _))| (*number, *life)).collect()

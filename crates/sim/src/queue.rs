@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use crate::Time;
 
-/// Future events.
+/// Queue of future events in the order of their times.
 #[derive(Debug)]
 pub struct Queue<E> {
     events: BinaryHeap<Reverse<Entry<E>>>,

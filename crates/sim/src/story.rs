@@ -89,7 +89,7 @@ impl Plot {
 /// The rule that does not hold and the steps before it.
 pub fn run_story(cells: &Cells, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
     play(World::new(cells.clone(), Chance::new(!seed)), plot, seed).or_else(|_| {
-        // Once more, with a record of the steps.
+        // Again, with a record of the steps.
         let mut world = World::new(cells.clone(), Chance::new(!seed));
         world.trace();
         play(world, plot, seed)
@@ -106,7 +106,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, Violation> {
         };
         let befalls = |chance: &mut Chance, once_in| once_in > 0 && chance.once_in(once_in);
         if befalls(&mut chance, plot.death_once_in) {
-            // Now and then it is gone for a long time.
+            // Occasionally it is gone for a long time.
             let pause = if chance.once_in(3) {
                 8 * SECOND
             } else {

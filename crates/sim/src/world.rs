@@ -128,7 +128,7 @@ pub struct Counts {
     pub loans: u64,
     /// Passes of cells over their loans.
     pub passes: u64,
-    /// Changes of what borrowers have requested.
+    /// Changes of the amounts that borrowers have requested.
     pub requested: u64,
     /// Requested cordons, and ends of them.
     pub cordons: u64,

@@ -8,7 +8,7 @@ pub const PAYLOAD_WORDS: usize = PAYLOAD_BYTES / 8;
 /// Seven words of payload and a kind: with the ring's 32-bit sequence number, 64 bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Message {
-    /// The payload.
+    /// Payload of seven words.
     pub words: [u64; PAYLOAD_WORDS],
     /// Kind of the message, by agreement of sender and receiver. [`crate::fragment`] defines its own use.
     pub kind: u32,

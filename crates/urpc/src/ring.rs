@@ -15,7 +15,7 @@
 //!    cache, and the receiver's next poll fetches it back.
 //! 3. A line is reused only after the receiver has taken its message, as the credit shows. The sender loads
 //!    the credit only when it has none left, and the receiver writes it once per half ring.
-//! 4. A side that finds nothing may block. It first sets its sleep flag, then polls once more; the other side
+//! 4. A side that finds nothing may block. It first sets its sleep flag, then polls again; the other side
 //!    publishes first, then loads the flag. Both have a full fence between the two accesses, so no wake-up is
 //!    lost.
 

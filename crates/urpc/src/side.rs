@@ -1,6 +1,6 @@
 //! Published state of one side of a channel or a pipe: asleep, or closed.
 //!
-//! A side that finds nothing sets its sleep flag, and then polls once more. The other side publishes first,
+//! A side that finds nothing sets its sleep flag, and then polls again. The other side publishes first,
 //! and then loads the flag. Both have a full fence between the two accesses, so one of them sees the other's
 //! store: no wake-up is lost.
 
@@ -21,7 +21,7 @@ const AWAKE: u32 = 0;
 pub const ASLEEP: u32 = 1;
 
 impl Side {
-    /// Announces that this side is about to block. The caller must poll once more, and then call
+    /// Announces that this side is about to block. The caller must poll again, and then call
     /// [`Side::stay`] or block.
     pub(crate) fn prepare(&self) {
         self.asleep.store(ASLEEP, Ordering::Relaxed);

@@ -8,7 +8,7 @@ const NODES: u16 = 3;
 const PAGES: u32 = 6;
 const ME: NodeId = NodeId(1);
 
-/// Checks what an event requires of the driver, and empties the list.
+/// Checks the effects of an event, and empties their list.
 fn check(effects: &mut Vec<Effect>) {
     assert!(effects.len() <= EFFECTS_MAX, "{effects:?}");
     for effect in effects.drain(..) {

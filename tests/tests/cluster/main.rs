@@ -18,6 +18,8 @@ const BACK_LIMIT: Duration = Duration::from_secs(20);
 
 /// Time limit until a cell's hanging process is killed.
 const HANG_LIMIT: Duration = Duration::from_secs(40);
+/// Script that keeps a CPU busy.
+const SPIN: &str = "while :; do :; done";
 
 #[test]
 fn vms_are_spread_over_cells_under_one_name_space() {
@@ -85,6 +87,52 @@ fn vms_are_spread_over_cells_under_one_name_space() {
     before.expect_unchanged("a cluster");
 }
 
+/// A VM gets at most its limit of CPUs together with its card's processes. More memory than its limit ends
+/// these processes and no others.
+fn expect_limits_of_a_vm_with_a_card(scratch: &Scratch) {
+    let limited = VmFile::new("limited");
+    let name = limited.name().to_owned();
+    let file = limited
+        .key("cpu_limit", "0.3")
+        .key("memory_limit", "\"640M\"")
+        .net("kind = \"user\"")
+        .write(scratch);
+    // Not detached: its command reports its end.
+    let run = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
+    let limited = Vm::named(&name);
+    limited.wait_up();
+    // Its card's passt and frame filter are limited together with its shard.
+    let group = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a process");
+    let of_card = limited.card_processes();
+    assert_eq!(of_card.len(), 2, "a passt and a frame filter: {of_card:?}");
+    for pid in &of_card {
+        assert_eq!(group(*pid), group(limited.shard()));
+        assert_ne!(group(*pid), group(limited.monitor()));
+    }
+    let own_group = group(of_card[0]);
+    let of_group = |file: &str| {
+        let path = own_group.trim().replacen("0::", "/sys/fs/cgroup", 1);
+        PathBuf::from(path).join(file)
+    };
+    let limit = std::fs::read_to_string(of_group("memory.max")).expect("a limit of memory");
+    assert_eq!(limit.trim(), (640_u64 << 20).to_string());
+    let tasks = std::fs::read_to_string(of_group("pids.max")).expect("a limit of tasks");
+    assert_ne!(tasks.trim(), "max");
+    limited.background(SPIN);
+    let (start, since) = (cpu_seconds(&limited), Instant::now());
+    std::thread::sleep(Duration::from_secs(8));
+    let part = (cpu_seconds(&limited) - start) / since.elapsed().as_secs_f64();
+    assert!((0.15..0.4).contains(&part), "{part} of a CPU");
+    let shard = limited.shard();
+    // With a limit below its use, the kernel ends all of its processes, and no others.
+    std::fs::write(of_group("memory.max"), "8M").expect("root may");
+    host::wait_gone(&[&[shard], &of_card[..]].concat(), BACK_LIMIT);
+    let ended = run.wait().expect(73);
+    let errors = ended.errors();
+    let reason = "the VM used more of the host's memory than its memory_limit";
+    assert!(errors.contains(reason), "{ended}");
+}
+
 /// VMs that share one CPU get it by their weights, however many vCPUs they have, and a limited one gets at
 /// most its limit.
 #[test]
@@ -102,10 +150,9 @@ fn weights_and_limits_divide_a_cells_cpus() {
         .cpus(2)
         .key("cpu_weight", "100")
         .start(&scratch);
-    let spin = "while :; do :; done";
-    heavy.background(spin);
-    light.background(spin);
-    light.background(spin);
+    heavy.background(SPIN);
+    light.background(SPIN);
+    light.background(SPIN);
     // Both have begun.
     std::thread::sleep(Duration::from_secs(3));
     let used = |time: u64| {
@@ -150,47 +197,7 @@ fn weights_and_limits_divide_a_cells_cpus() {
     plain.kill();
     heavy.kill();
     light.kill();
-    let limited = VmFile::new("limited");
-    let name = limited.name().to_owned();
-    let file = limited
-        .key("cpu_limit", "0.3")
-        .key("memory_limit", "\"640M\"")
-        .net("kind = \"user\"")
-        .write(&scratch);
-    // Not detached: its command reports its end.
-    let run = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
-    let limited = Vm::named(&name);
-    limited.wait_up();
-    // Its card's passt and frame filter are limited together with its shard.
-    let group = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a process");
-    let of_card = limited.card_processes();
-    assert_eq!(of_card.len(), 2, "a passt and a frame filter: {of_card:?}");
-    for pid in &of_card {
-        assert_eq!(group(*pid), group(limited.shard()));
-        assert_ne!(group(*pid), group(limited.monitor()));
-    }
-    let own_group = group(of_card[0]);
-    let of_group = |file: &str| {
-        let path = own_group.trim().replacen("0::", "/sys/fs/cgroup", 1);
-        PathBuf::from(path).join(file)
-    };
-    let limit = std::fs::read_to_string(of_group("memory.max")).expect("a limit of memory");
-    assert_eq!(limit.trim(), (640_u64 << 20).to_string());
-    let tasks = std::fs::read_to_string(of_group("pids.max")).expect("a limit of tasks");
-    assert_ne!(tasks.trim(), "max");
-    limited.background(spin);
-    let (start, since) = (cpu_seconds(&limited), Instant::now());
-    std::thread::sleep(Duration::from_secs(8));
-    let part = (cpu_seconds(&limited) - start) / since.elapsed().as_secs_f64();
-    assert!((0.15..0.4).contains(&part), "{part} of a CPU");
-    let shard = limited.shard();
-    // With a limit below its use, the kernel ends all of its processes, and no others.
-    std::fs::write(of_group("memory.max"), "8M").expect("root may");
-    host::wait_gone(&[&[shard], &of_card[..]].concat(), BACK_LIMIT);
-    let ended = run.wait().expect(73);
-    let errors = ended.errors();
-    let reason = "the VM used more of the host's memory than its memory_limit";
-    assert!(errors.contains(reason), "{ended}");
+    expect_limits_of_a_vm_with_a_card(&scratch);
     drop(cluster);
     let left = std::fs::read_dir("/sys/fs/cgroup/mirrorball")
         .expect("it stays")

@@ -13,7 +13,7 @@ const START_LIMIT: Duration = Duration::from_secs(240);
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// Time after which a host without an answer has locked up.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// Time for which a cell may be silent: emulated hosts stand still for seconds now and then.
+/// Time for which a cell may be silent: emulated hosts stand still for seconds occasionally.
 pub const SILENCE: Duration = Duration::from_secs(20);
 
 /// A lab host's own copy of the program that started the lab. Read over the shared file system the program

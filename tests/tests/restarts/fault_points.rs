@@ -77,7 +77,7 @@ struct Kills<'a> {
 }
 
 impl Kills<'_> {
-    /// Returns the process of the cell, which will be killed. Now and then it has lived for long by then.
+    /// Returns the process of the cell, which will be killed. Occasionally it has lived for long by then.
     #[track_caller]
     fn next(&mut self) -> u32 {
         self.count += 1;

@@ -21,7 +21,7 @@ const WORK_LIMIT: Duration = Duration::from_secs(3 * 3600);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Killed,
-    /// It hangs until its guard kills it.
+    /// The cell hangs until its guard kills it.
     Stopped,
 }
 

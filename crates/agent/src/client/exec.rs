@@ -108,13 +108,9 @@ pub fn output(
 ) -> Result<(ExitStatus, Vec<u8>, Vec<u8>), ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(&mut wire, &Request::Exec(request.clone()))?;
-    let mut memory = Unbounded {
-        input: Some(input),
-        stdout: Vec::new(),
-        stderr: Vec::new(),
-    };
+    let mut memory = Memory::new(input, None);
     let status = converse(&mut wire, &mut memory)?;
-    Ok((status, memory.stdout, memory.stderr))
+    Ok((status, memory.output.stdout, memory.output.stderr))
 }
 
 /// Limits of a program whose output is collected.
@@ -150,16 +146,7 @@ pub fn collect(
 ) -> Result<Collected, ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(&mut wire, &Request::Exec(request.clone()))?;
-    let mut memory = Bounded {
-        input: Some(input),
-        bounds,
-        output: Collected {
-            status: None,
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-            is_truncated: false,
-        },
-    };
+    let mut memory = Memory::new(input, Some(bounds));
     let ended = converse(&mut wire, &mut memory);
     let is_over = !memory.goes_on();
     let mut output = memory.output;
@@ -171,20 +158,44 @@ pub fn collect(
     Ok(output)
 }
 
-/// Streams in memory, whose first bytes are kept.
-struct Bounded<'a> {
+/// Streams in memory. With bounds, the first bytes of the output are kept; without, more than
+/// [`OUTPUT_BYTES_MAX`] is an error.
+struct Memory<'a> {
     input: Option<&'a [u8]>,
-    bounds: &'a Bounds<'a>,
+    bounds: Option<&'a Bounds<'a>>,
     output: Collected,
 }
 
-impl Terminal for Bounded<'_> {
+impl<'a> Memory<'a> {
+    fn new(input: &'a [u8], bounds: Option<&'a Bounds<'a>>) -> Self {
+        let output = Collected {
+            status: None,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            is_truncated: false,
+        };
+        Self {
+            input: Some(input),
+            bounds,
+            output,
+        }
+    }
+}
+
+impl Terminal for Memory<'_> {
     fn input_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        read_memory(&mut self.input, buffer)
+        let Some(bytes) = &mut self.input else {
+            return Ok(0);
+        };
+        let length = bytes.read(buffer)?;
+        if length == 0 {
+            self.input = None;
+        }
+        Ok(length)
     }
 
     fn has_input(&self) -> bool {
@@ -200,34 +211,30 @@ impl Terminal for Bounded<'_> {
             Kind::Stderr => &mut self.output.stderr,
             _ => &mut self.output.stdout,
         };
-        let room = self.bounds.output_bytes.saturating_sub(kept.len());
+        let most = self.bounds.map_or(OUTPUT_BYTES_MAX, |bounds| bounds.output_bytes);
+        let room = most.saturating_sub(kept.len());
+        if bytes.len() > room && self.bounds.is_none() {
+            return Err(ClientError::Protocol("more than 64 MiB of output".into()));
+        }
         kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
         self.output.is_truncated |= bytes.len() > room;
         Ok(true)
     }
 
     fn poll_timeout(&self) -> PollTimeout {
-        let left = self.bounds.deadline.saturating_duration_since(Instant::now());
+        let Some(bounds) = self.bounds else {
+            return PollTimeout::NONE;
+        };
+        let left = bounds.deadline.saturating_duration_since(Instant::now());
         // At least a millisecond, so that the loop does not spin at the end.
         let left = left.clamp(Duration::from_millis(1), WINDOW_POLL);
         PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO)
     }
 
     fn goes_on(&self) -> bool {
-        Instant::now() < self.bounds.deadline && (self.bounds.goes_on)()
+        self.bounds
+            .is_none_or(|bounds| Instant::now() < bounds.deadline && (bounds.goes_on)())
     }
-}
-
-/// Reads from an input in memory, which ends with its last byte.
-fn read_memory(input: &mut Option<&[u8]>, buffer: &mut [u8]) -> io::Result<usize> {
-    let Some(bytes) = input else {
-        return Ok(0);
-    };
-    let length = bytes.read(buffer)?;
-    if length == 0 {
-        *input = None;
-    }
-    Ok(length)
 }
 
 /// Moves bytes in both directions until the program's exit status arrives.
@@ -385,47 +392,5 @@ impl Terminal for OwnTerminal {
             Some(_) => PollTimeout::try_from(WINDOW_POLL).unwrap_or(PollTimeout::NONE),
             None => PollTimeout::NONE,
         }
-    }
-}
-
-/// Streams in memory.
-struct Unbounded<'a> {
-    input: Option<&'a [u8]>,
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
-}
-
-impl Terminal for Unbounded<'_> {
-    fn input_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        read_memory(&mut self.input, buffer)
-    }
-
-    fn has_input(&self) -> bool {
-        self.input.is_some()
-    }
-
-    fn resized(&mut self) -> Option<WindowSize> {
-        None
-    }
-
-    fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError> {
-        let collected = if kind == Kind::Stderr {
-            &mut self.stderr
-        } else {
-            &mut self.stdout
-        };
-        if collected.len() + bytes.len() > OUTPUT_BYTES_MAX {
-            return Err(ClientError::Protocol("more than 64 MiB of output".into()));
-        }
-        collected.extend_from_slice(bytes);
-        Ok(true)
-    }
-
-    fn poll_timeout(&self) -> PollTimeout {
-        PollTimeout::NONE
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
 enum FileError {
     #[error("{0}: not an absolute path")]
     Relative(String),
-    #[error("{0:?} is not a file name")]
+    #[error("{0:?} does not end with the name of a file")]
     Name(String),
     #[error("{0}: no such directory")]
     NoDirectory(String),
@@ -60,7 +60,7 @@ enum FileError {
     Irregular(String),
     #[error("{0}: not a file")]
     NotAFile(String),
-    #[error("{0}: what arrived is not what was sent")]
+    #[error("{0}: the bytes that arrived differ from those that were sent; copy it again")]
     Damaged(String),
     #[error("unexpected {0:?} frame in a file")]
     Frame(Kind),
@@ -176,7 +176,7 @@ pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
         Ok(file) => file,
         Err(reason) => return refuse(wire, &reason.to_string()),
     };
-    // Files of /proc and the like report size 0 and have more bytes.
+    // Files of /proc and similar file systems report size 0 and have more bytes.
     let about = file.metadata()?;
     let size = Some(about.len()).filter(|&size| size > 0);
     ready_to_send(wire, size, Some(about.permissions().mode() & 0o7777))?;
@@ -214,7 +214,7 @@ fn open_to_send(path: &str) -> Result<File, FileError> {
         return Err(FileError::Relative(path.to_owned()));
     }
     let open = || -> io::Result<File> {
-        // Nonblocking, so that opening a pipe without a writer does not wait for ever.
+        // Nonblocking, so that opening a pipe without a writer does not wait forever.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)

@@ -343,7 +343,7 @@ fn a_wrong_checksum_is_refused_and_leaves_nothing() {
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
-    assert!(String::from_utf8_lossy(&answer).contains("not what was sent"));
+    assert!(String::from_utf8_lossy(&answer).contains("differ from those that were sent"));
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 

@@ -157,7 +157,7 @@ fn eoi_ends_service_of_all_pins_with_the_vector() {
     assert_eq!(chip.end_of_interrupt(0x41).len(), 2);
 }
 
-/// 82093AA 3.2.4, destination: physical or logical; 0xFF is everybody.
+/// 82093AA 3.2.4, destination: physical or logical; 0xFF is all vCPUs.
 #[test]
 fn ioapic_destinations_have_8_bits() {
     let destination = |low, high| {

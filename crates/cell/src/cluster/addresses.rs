@@ -19,7 +19,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// Those in `site`.
+    /// Collects the addresses and names in `site`.
     pub fn of(site: &Site) -> Self {
         let mut named = Self {
             addresses: site.hosts.iter().map(|host| host.address.ip()).collect(),

@@ -299,7 +299,7 @@ impl Server {
                 debug!(uid, %error, "a connection ends");
             }
             server.leave(number);
-            // The close may block on what the peer has passed along. The connection counts until then.
+            // The close may block on descriptors that the peer has sent. The connection counts until then.
             drop(stream);
             lock(&server.callers).end(uid);
         };

@@ -56,9 +56,9 @@ pub enum Unreadable {
 /// The result of the trial of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has adopted the VMs that the former program left.
+    /// The cell has adopted the VMs that the former program left.
     Adopted,
-    /// It can't read some VMs. Each has its reason.
+    /// The cell can't read some VMs. Each has its reason.
     Refused(Vec<String>),
     /// So many VMs are not adopted yet.
     Late(usize),

@@ -166,9 +166,9 @@ fn wait_to_retry(limit: Duration, is_over: impl Fn() -> bool, upgrades: &UnixLis
 /// The life of a cell's process, and of those that replaced it by request.
 #[derive(Debug)]
 enum Life {
-    /// It has ended by order.
+    /// The cell's process has ended by order.
     Ended,
-    /// It has died.
+    /// The cell's process has died, with this status.
     Died(ExitStatus),
     /// No process has begun, or a process was ended and no other one started.
     NotStarted(io::Error),

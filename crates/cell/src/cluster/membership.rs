@@ -175,8 +175,8 @@ pub fn present(site: &Site) -> io::Result<Records> {
     records(&Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?)
 }
 
-/// Ends the membership of cells whose host leaves the cluster for good: they get no further incarnation. So
-/// such a cell accuses no other when links to it are refused.
+/// Ends the membership of cells whose host leaves the cluster permanently: they get no further incarnation.
+/// So such a cell accuses no other when links to it are refused.
 ///
 /// # Errors
 /// If the host's keys can't be read, or etcd does not answer.

@@ -34,7 +34,7 @@ pub enum Verdict {
 pub enum EndedLink {
     /// The cell is dead, or has a new link.
     Settled,
-    /// The cell may have been restarted a moment ago: it must be checked once more.
+    /// The cell may have been restarted a moment ago: it must be checked again.
     LooksAlive,
     /// The cell takes this one for dead, so this one must start anew.
     StartsAnew,

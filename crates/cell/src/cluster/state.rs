@@ -2,7 +2,7 @@
 //!
 //! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from
 //! all cells before it starts. Only the cell that is to run it promises its memory, so no two can promise the
-//! same: its own, and what others have granted it ([`loans`]).
+//! same: its own, and the memory that others have granted it ([`loans`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -63,20 +63,20 @@ pub enum Action {
     /// Answers a client.
     Answer(Client, CellResponse),
     /// Serves a VM of this cell, and answers the client that requests it; also one that was set aside, if
-    /// this says so.
+    /// the flag is set.
     Adopt(Client, String, bool),
     /// Creates the file of a shared region, with these nodes for its memory, before the actions that follow.
     CreateRegion {
         /// Name of the region.
         name: String,
-        /// Its size.
+        /// Size of the region.
         bytes: u64,
         /// Nodes of the host.
         nodes: Vec<u32>,
     },
     /// Sends a client a descriptor of a shared region's file.
     SendRegion {
-        /// The client.
+        /// Client that receives the descriptor.
         client: Client,
         /// Name of the region.
         name: String,
@@ -90,7 +90,7 @@ pub enum Action {
     SearchRegion {
         /// Name of the region.
         name: String,
-        /// Its size.
+        /// Size of the region.
         bytes: u64,
         /// The VMs without it.
         without: Vec<String>,

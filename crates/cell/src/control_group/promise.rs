@@ -2,7 +2,7 @@
 //!
 //! The kernel keeps a group's memory only as far as each group above it has as much to keep. So the group of
 //! all VMs has the sum of its groups' promises. Several processes add it up, each after its own change; where
-//! one is lost meanwhile, the sum is too small, and [`check`] says so.
+//! one is lost meanwhile, the sum is too small, and [`check`] reports that.
 
 use std::fs;
 use std::io;
@@ -37,7 +37,7 @@ pub(super) fn add_up(ours: &Path) {
     }
 }
 
-/// Whether the kernel keeps `promised` for a group, by what it has accepted.
+/// Whether the kernel keeps `promised` for a group, by the value that it has accepted.
 ///
 /// # Errors
 /// The reason why it does not.

@@ -10,6 +10,7 @@ use locks::IgnorePoison;
 
 use super::VmHandle;
 use crate::frozen::Freezable;
+use crate::link::not_running;
 
 impl VmHandle {
     /// Freezes the VM for `client`.
@@ -29,7 +30,7 @@ impl VmHandle {
                 fault_point!(freeze_served);
                 served
             }
-            None => Err(io::Error::other("the VM is not running just now")),
+            None => Err(not_running()),
         }
     }
 
@@ -37,7 +38,7 @@ impl VmHandle {
     pub fn touched(&self) -> io::Result<Vec<(u64, u64)>> {
         match &mut *self.freezable() {
             Some(freezable) => freezable.touched(),
-            None => Err(io::Error::other("the VM is not running just now")),
+            None => Err(not_running()),
         }
     }
 

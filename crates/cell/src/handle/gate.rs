@@ -1,4 +1,4 @@
-//! Orders of the cell's drivers to vCPUs, and what drivers learn of the VM.
+//! Orders of the cell's drivers to vCPUs, and the VM's state as drivers see it.
 //!
 //! A driver waits for no answer: its CPU must not stop because a shard does. It sends by itself, as a
 //! send never blocks; a thread for each VM would cost each switch of vCPUs a wake-up. A shard that does not
@@ -21,11 +21,11 @@ pub(super) const UNANSWERED_MAX: usize = 128;
 /// Change of a VM that concerns the drivers of its cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum VmChange {
-    /// Its vCPUs run, by new threads.
+    /// The VM's vCPUs run, by new threads.
     Booted,
-    /// Its shard has ended.
+    /// The VM's shard has ended.
     Ended,
-    /// Its weight, limits or pins may have changed.
+    /// The VM's weight, limits or pins may have changed.
     Updated,
 }
 

@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use super::VmHandle;
 use crate::affinity;
+use crate::link::not_running;
 use crate::remote::part::RemotePart;
 use crate::shard_process::ShardProcess;
 
@@ -69,12 +70,15 @@ impl VmHandle {
         let cells = {
             let state = self.state();
             if state.shards_of_cells().is_empty() {
-                return Err(io::Error::other("not all of its shards run"));
+                return Err(io::Error::other(
+                    "not all of its shards run; try again in a moment",
+                ));
             }
             state.cells.clone()
         };
         let locations = locations_in(&self.counters()?, &cells);
-        locations.ok_or_else(|| io::Error::other("it does not report where its vCPUs are"))
+        locations
+            .ok_or_else(|| io::Error::other("it does not report where its vCPUs are; try again in a moment"))
     }
 
     /// Ends pins of vCPUs that have left their cell by a move whose answer came too late. Needs
@@ -100,7 +104,7 @@ impl VmHandle {
             let shards = self.state().shards_of_cells();
             let (cell, shard) = shards
                 .get(location.shard)
-                .ok_or_else(|| io::Error::other("not all of its shards run"))?;
+                .ok_or_else(|| io::Error::other("not all of its shards run; try again in a moment"))?;
             shard.pin(pin.vcpu, &pin.cpus, *cell)?;
             Some(*cell)
         } else {
@@ -220,7 +224,7 @@ impl VmHandle {
     pub(super) fn pin_in_one_cell(&self, pin: &Pin) -> io::Result<()> {
         let shards = self.state().shards();
         if shards.is_empty() {
-            return Err(io::Error::other("the VM is not running just now"));
+            return Err(not_running());
         }
         shards
             .into_iter()

@@ -14,6 +14,7 @@ use registry::update::{Pin, Update};
 use registry::vms::Record;
 
 use super::{VmChange, VmHandle};
+use crate::link::not_running;
 
 /// Cell of the CPU to which a vCPU is ordered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -55,7 +56,7 @@ impl VmHandle {
     /// The record of a VM that runs.
     pub(super) fn record(&self) -> io::Result<Record> {
         let record = self.recorder().read(Record::clone);
-        record.ok_or_else(|| io::Error::other("the VM is not running just now"))
+        record.ok_or_else(not_running)
     }
 
     /// Has a vCPU run on a CPU that its VM may use anyway.

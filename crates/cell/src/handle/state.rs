@@ -16,6 +16,7 @@ use subnet::process::Count;
 use super::pins::{ShardHost, VcpuLocation};
 use super::resident::ResidentOrder;
 use crate::control_group::ControlGroup;
+use crate::link::not_running;
 use crate::pidfd;
 use crate::remote::clock::keeper::Clocks;
 use crate::secondary_shards::SecondaryShards;
@@ -178,7 +179,7 @@ impl State {
     pub(super) fn order(&self, order: &Order) -> io::Result<OrderId> {
         match &self.orders {
             Some(home) => home.order(order),
-            None => Err(io::Error::other("the VM is not running just now")),
+            None => Err(not_running()),
         }
     }
 

@@ -9,6 +9,7 @@ use registry::vms::Record;
 
 use super::{VmChange, VmHandle};
 use crate::control_group::{ControlGroup, ControlGroupError};
+use crate::link::not_running;
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::PartLimits;
 use crate::secondary_shards::SecondaryShards;
@@ -24,7 +25,7 @@ impl VmHandle {
     pub fn update(&self, update: &Update) -> io::Result<Option<MemoryReport>> {
         let _updating = self.begin_update();
         let now = self.recorder().read(Record::clone);
-        let record = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
+        let record = now.ok_or_else(not_running)?;
         let next = update.applied_to(&record.spec);
         let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.help)))?;
         self.check_pins(&record, update)?;
@@ -74,7 +75,7 @@ impl VmHandle {
             let state = self.state();
             let parts = state.parts.as_ref().map(SecondaryShards::remote);
             if state.has_remote_parts && parts.is_none() {
-                return Err(io::Error::other("the VM is not running just now"));
+                return Err(not_running());
             }
             parts.unwrap_or_default()
         };

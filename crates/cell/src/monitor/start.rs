@@ -39,7 +39,7 @@ const STANDARD_FDS: RawFd = 2;
 /// Starts a monitor for each VM of `batch`. `platform` answers what only KVM can.
 ///
 /// Each monitor has a session of its own, so the terminal's signals don't reach it. Other threads of the
-/// caller may only wait: a lock that they hold stays held for ever in a monitor.
+/// caller may only wait: a lock that they hold stays held forever in a monitor.
 ///
 /// # Errors
 /// If the host is out of descriptors, threads or processes. Resources that single VMs lack are reported as

@@ -89,14 +89,18 @@ fn claim(path: &Path, device_bytes: u64) -> io::Result<File> {
         .open(path)?;
     match file.try_lock() {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Err(io::Error::other("another VM uses it")),
+        Err(TryLockError::WouldBlock) => {
+            return Err(io::Error::other("another VM uses it; name another file"));
+        }
         Err(TryLockError::Error(error)) => return Err(error),
     }
     let mut begin = vec![0; CHECKED_BYTES];
     let length = read_begin(&file, &mut begin)?;
     let begin = &begin[..length];
     if !begin.starts_with(PAGING_FILE_MARK) && begin.iter().any(|byte| *byte != 0) {
-        return Err(io::Error::other("it has other content, which would be lost"));
+        return Err(io::Error::other(
+            "it has other content, which would be lost; name another file, or empty this one",
+        ));
     }
     let metadata = file.metadata()?;
     if metadata.is_file() {

@@ -67,7 +67,7 @@ impl HostRequests {
         self.changed.notify_all();
     }
 
-    /// Records that the connection is lost for good.
+    /// Records that the connection is lost permanently.
     pub fn lost(&self) {
         self.lock().is_lost = true;
         self.changed.notify_all();

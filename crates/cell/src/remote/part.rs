@@ -203,7 +203,7 @@ impl RemotePart {
         &self.endpoint
     }
 
-    /// The reason why it is lost for good, if it is.
+    /// The reason why it is lost permanently, if it is.
     pub fn lost(&self) -> Option<String> {
         lock(&self.lost).clone()
     }

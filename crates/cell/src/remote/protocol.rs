@@ -191,7 +191,7 @@ pub enum ToPart {
     OfHost {
         /// Number of the request, which its answer has.
         number: u64,
-        /// The request.
+        /// Request that the part's monitor carries out.
         request: HostRequest,
     },
     /// The VM has ended: give the place back.
@@ -218,7 +218,7 @@ pub enum HostRequest {
 /// The weight and the limits that can be changed while a VM runs, as in its spec.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartLimits {
-    /// CPU weight.
+    /// Share of the host's CPUs relative to other VMs.
     pub cpu_weight: Option<u16>,
     /// Limit of host CPUs.
     pub cpu_limit: Option<f64>,
@@ -276,7 +276,7 @@ pub enum FromPart {
     OfHost {
         /// Number of the request.
         number: u64,
-        /// The answer.
+        /// Answer to the request with that number.
         answer: HostAnswer,
     },
     /// The shard's process has ended, or did not start, for this reason.

@@ -78,7 +78,7 @@ impl AwaitedAnswers {
     }
 }
 
-/// Passes a shard's reports to the home, and at last its end. Calls `gone` when the process has ended, before
+/// Passes a shard's reports to the home, and finally its end. Calls `gone` when the process has ended, before
 /// the home knows it.
 ///
 /// # Errors

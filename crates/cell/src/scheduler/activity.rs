@@ -1,4 +1,4 @@
-//! Whether a vCPU has work, by what the host's kernel counts of its thread, and how often that is read. Pure.
+//! Whether a vCPU has work, by the host kernel's counters of its thread, and how often they are read. Pure.
 //!
 //! A shard can't make these figures up. A thread that sleeps uses no CPU, whether its guest has halted or
 //! its shard pretends so: then the shard lowers the share of its own VM alone.
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_cpus_are_not_read_and_contended_ones_as_often_as_somebody_waits() {
+    fn idle_cpus_are_not_read_and_contended_ones_are_read_while_a_vcpu_waits() {
         assert_eq!(interval(0, true, false), None);
         assert_eq!(interval(1, false, false), None);
         assert_eq!(interval(2, false, false), Some(QUIET_INTERVAL));

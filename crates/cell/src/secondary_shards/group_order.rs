@@ -32,13 +32,13 @@ enum Reply {
 /// Reason why a shard has not carried out the order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// It has refused, or could not be reached.
+    /// The shard has refused, or could not be reached.
     #[error("{0}")]
     Refused(String),
-    /// It has ended.
+    /// The shard has ended.
     #[error("it has ended")]
     Lost,
-    /// It has not answered within the time limit.
+    /// The shard has not answered within the time limit.
     #[error("it does not answer")]
     Silent,
 }

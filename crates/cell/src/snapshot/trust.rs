@@ -31,7 +31,7 @@ pub struct Allowed {
     pub disks: BTreeMap<usize, PathBuf>,
     /// The kernel's file.
     pub kernel: Option<PathBuf>,
-    /// The initramfs.
+    /// File of the initramfs.
     pub initrd: Option<PathBuf>,
     /// Minimum strictness of the sandbox.
     pub sandbox: SandboxSpec,
@@ -44,7 +44,7 @@ pub struct Allowed {
 /// The folders of files that the caller did not name.
 #[derive(Debug)]
 pub struct Places<'a> {
-    /// The snapshot.
+    /// Directory of the snapshot.
     pub directory: &'a Directory,
     /// The folder of the caller's images, if there is one.
     pub images: Option<&'a Path>,

@@ -24,11 +24,11 @@ use crate::shard_process::ShardProcess;
 pub enum Adopted {
     /// No process has served it. Its keeper has just been started, and has nothing of it.
     New(Keeper),
-    /// Its guest runs.
+    /// The VM's guest runs.
     Boot(AdoptedBoot),
-    /// It was between two boots. Its keeper has no process of it.
+    /// The VM was between two boots. Its keeper has no process of it.
     Between(Arc<Keeper>),
-    /// It has not run yet. Its keeper has no process of it.
+    /// The VM has not run yet. Its keeper has no process of it.
     Before(Arc<Keeper>, FirstBoot),
 }
 

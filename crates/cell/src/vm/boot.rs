@@ -396,7 +396,7 @@ impl RunningBoot<'_> {
         if handle.state().is_to_end() {
             let _ = handle.state().order_to_quit();
         }
-        // Most of what a start runs is not needed until the next one.
+        // Most code of a start is not needed until the next one.
         page::program::release_after_start();
     }
 

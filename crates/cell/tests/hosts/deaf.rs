@@ -1,4 +1,4 @@
-//! Replacement for the shards of a VM: a home that loads for ever, as one that waits for a page that no shard
+//! Replacement for the shards of a VM: a home that loads forever, as one that waits for a page that no shard
 //! has any more, or one that has seen a part end; and parts that are killed after a while.
 
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use shard_api::control::ControlSocket;
 /// The behaviour of a home.
 #[derive(Clone, Copy)]
 pub enum Home {
-    /// Loads for ever.
+    /// Loads forever.
     Deaf,
     /// Runs, and has seen a part end at once.
     Witness,

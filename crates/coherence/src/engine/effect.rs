@@ -35,7 +35,7 @@ pub enum Effect {
     /// Send a message once and without loss. One that [carries the page](Message::carries_page) goes with its
     /// bytes.
     Send {
-        /// The receiver.
+        /// Node that receives the message.
         to: NodeId,
         /// Message, which goes by the control stream or the bulk stream.
         message: Message,

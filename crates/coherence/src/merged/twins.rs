@@ -55,8 +55,8 @@ pub enum Accessed {
     /// The monitor presets it. Correct for every guest, also for one that takes a clear bit as proof that no
     /// TLB has the entry. Pages never look idle.
     Preset,
-    /// It is sent like any change, so that pages age. For guests that flush whatever the bit says, as Linux
-    /// does.
+    /// The bit is sent like any change, so that pages age. For guests that flush whatever the bit says, as
+    /// Linux does.
     Sent,
 }
 

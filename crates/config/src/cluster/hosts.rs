@@ -63,10 +63,10 @@ pub struct MembershipSpec {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnLost {
-    /// They continue to run. Their names stay taken until a person frees them.
+    /// The VMs continue to run. Their names stay taken until a person frees them.
     #[default]
     Keep,
-    /// They end, and their names are free afterwards.
+    /// The VMs end, and their names are free afterwards.
     Stop,
 }
 
@@ -104,9 +104,9 @@ fn default_silence() -> u64 {
 /// A host's view of a cluster of several hosts.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Site {
-    /// This host.
+    /// Name of this host.
     pub here: String,
-    /// All hosts.
+    /// All hosts of the cluster, this one included.
     pub hosts: Vec<HostPlan>,
     /// Client URLs of the cluster's etcd.
     pub etcd: Vec<String>,
@@ -438,7 +438,7 @@ impl ClusterSpec {
             if !parsed.has_tls && !parsed.is_local() {
                 return Err(fault(
                     &["membership", "etcd"],
-                    format!("{url:?} has no TLS: everybody on the network could end all cells"),
+                    format!("{url:?} has no TLS: any host of the network could end all cells"),
                     "write https://ADDRESS:PORT, and give that etcd the keys etcd.pem and etcd.key",
                 ));
             }

@@ -162,13 +162,7 @@ impl MemberPolicy {
                 return Err(owners(key));
             }
         }
-        if matches!(pages, PagesSpec::Huge2M | PagesSpec::Huge1G) {
-            return Err(refused(
-                &["pages"],
-                "members may not take the host's pool of huge pages",
-                "use `pages = \"thp\"` or `\"4K\"`",
-            ));
-        }
+        admit_pages(*pages)?;
         if !memory_nodes.is_empty() {
             return Err(owners("memory_nodes"));
         }
@@ -178,15 +172,7 @@ impl MemberPolicy {
         if nodes.iter().any(|node| node.host_node.is_some()) {
             return Err(owners("nodes.host_node"));
         }
-        let RootSpec {
-            persistent,
-            share: _,
-            // It can only delay the VM itself.
-            on_full: _,
-        } = root;
-        if *persistent {
-            return Err(overlay(&["root", "persistent"]));
-        }
+        admit_root(root)?;
         if let Some(kernel) = kernel {
             self.admit_kernel(kernel)?;
         }
@@ -333,6 +319,30 @@ impl MemberPolicy {
             format!("members may not use {}", path.display()),
             help,
         ))
+    }
+}
+
+fn admit_pages(pages: PagesSpec) -> Result<(), Fault> {
+    match pages {
+        PagesSpec::Huge2M | PagesSpec::Huge1G => Err(refused(
+            &["pages"],
+            "members may not take the host's pool of huge pages",
+            "use `pages = \"thp\"` or `\"4K\"`",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn admit_root(root: &RootSpec) -> Result<(), Fault> {
+    let RootSpec {
+        persistent,
+        share: _,
+        // It can only delay the VM itself.
+        on_full: _,
+    } = root;
+    match persistent {
+        true => Err(overlay(&["root", "persistent"])),
+        false => Ok(()),
     }
 }
 

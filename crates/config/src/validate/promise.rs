@@ -3,7 +3,7 @@
 use crate::fault::{Fault, fault};
 use crate::vm::{PagesSpec, VmSpec};
 
-/// A promise is a part of what the VM may have, of memory that the kernel can take back.
+/// A promise is a part of the memory that the VM may have, and that the kernel can take back.
 pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
     check_weight(spec)?;
     let Some(promised) = spec.memory_min else {

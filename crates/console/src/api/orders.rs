@@ -1,4 +1,4 @@
-//! Orders to a running VM: its end, pauses, resets, and what it uses of its host.
+//! Orders to a running VM: its end, pauses, resets, and its share of the host.
 
 use std::time::Duration;
 

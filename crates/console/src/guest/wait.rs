@@ -44,9 +44,9 @@ impl Default for Wait {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Awaited {
-    /// It has ended.
+    /// The VM has ended.
     End,
-    /// Its vCPUs run.
+    /// The VM's vCPUs run.
     Running,
     /// The agent in its guest answers.
     Agent,

@@ -152,7 +152,7 @@ impl IoQueue {
         }
     }
 
-    /// The disk.
+    /// Returns the disk that the queue serves.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }

@@ -42,7 +42,7 @@ pub struct DebianRequest {
     pub packages: Vec<String>,
     /// Size of the root disk in bytes; it is sparse.
     pub size_bytes: u64,
-    /// Which kernel.
+    /// Debian's kernel package to install.
     pub kernel: KernelFlavour,
     /// Archives of the packages.
     pub sources: Sources,

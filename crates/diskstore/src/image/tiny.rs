@@ -15,7 +15,7 @@ use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, SUITE, fail
 pub struct TinyRequest {
     /// The image's name.
     pub name: String,
-    /// Which kernel.
+    /// Debian's kernel package to take the kernel from.
     pub kernel: KernelFlavour,
     /// Archives of the packages.
     pub sources: Sources,

@@ -66,7 +66,7 @@ impl Landing {
         }
         let page = region.unstriped(message.page.0);
         if region.mapped(page) != Right::None {
-            return Err(io::Error::other("it sent a page that nobody asked for"));
+            return Err(io::Error::other("it sent a page without a request"));
         }
         Ok(Some(page))
     }

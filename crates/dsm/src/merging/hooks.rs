@@ -14,7 +14,7 @@ impl EngineDriver {
     fn word(&self, page: Page, word: usize) -> &AtomicU64 {
         assert!(word < PAGE_LEN / 8);
         // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the
-        // same time, which is what atomics are for.
+        // same time: hence the atomics.
         unsafe { AtomicU64::from_ptr(self.region.bytes(page.0).cast::<u64>().add(word)) }
     }
 }

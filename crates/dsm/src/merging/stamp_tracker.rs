@@ -154,7 +154,7 @@ mod tests {
                     assert_eq!(far.stamp(with_page).of(NodeId(node as u16)), counts[node]);
                 }
                 let again = near.write(&mut frames, &MESSAGE, with_page, &at);
-                assert_eq!(again, FRAME_BYTES, "nothing is said twice");
+                assert_eq!(again, FRAME_BYTES, "no stamp is sent twice");
             }
         }
     }

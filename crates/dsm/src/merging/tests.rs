@@ -16,7 +16,7 @@ use crate::shape::Shape;
 use crate::shutdown::End;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Long enough for what is wrong to show.
+/// Long enough for an error to show.
 const SETTLE_TIME: Duration = Duration::from_millis(30);
 const PAGES: u32 = 128;
 
@@ -74,7 +74,7 @@ impl World {
 
     /// Returns a page that a node manages.
     fn page_of(&self, node: u16) -> u32 {
-        (0..PAGES).find(|page| self.node.home(*page) == node).unwrap()
+        (0..PAGES).find(|page| self.node.manager(*page) == node).unwrap()
     }
 
     /// Starts a thread that waits for a page of another node, which has received the request.
@@ -426,7 +426,7 @@ fn impossible_stamp_ends_the_memory_with_the_reason() {
             why.starts_with("node 2: ") && !why.contains("do not come"),
             "{what}: {why}"
         );
-        // No thread waits for ever, and the others receive the reason.
+        // No thread waits forever, and the others receive the reason.
         waits.join().unwrap();
         let mut told = [0; FRAME_BYTES];
         world.other(1).control.read_exact(&mut told).unwrap();
@@ -472,7 +472,7 @@ fn message_whose_predecessors_never_arrive_ends_the_memory() {
             }
             _ => {
                 let page = world.page_of(2);
-                // This thread waits for ever.
+                // This thread waits forever.
                 drop(world.reader(2, page));
                 world.other(2).bulk.write_all(&copy(page, 1)).unwrap();
                 None

@@ -189,17 +189,17 @@ pub fn published() {
 /// Fills zero pages at node 0, their manager, by few faults; node 1 then reads the words written and zeroes
 /// elsewhere.
 #[allow(dead_code, reason = "not every test program looks")]
-pub fn fill_home(memory: &Nodes, pages: Range<u32>) {
-    let [home, other] = &memory.nodes[..] else {
+pub fn fill_at_manager(memory: &Nodes, pages: Range<u32>) {
+    let [manager, other] = &memory.nodes[..] else {
         unreachable!("two nodes");
     };
     published();
-    let before = home.meter().writes.count;
+    let before = manager.meter().writes.count;
     for page in pages.clone() {
-        word(home, page, 1).store(u64::from(page) + 1, Relaxed);
+        word(manager, page, 1).store(u64::from(page) + 1, Relaxed);
     }
     published();
-    let faults = home.meter().writes.count - before;
+    let faults = manager.meter().writes.count - before;
     let most = pages.len() as u64 / 8;
     assert!(
         faults > 0 && faults <= most,
@@ -217,7 +217,7 @@ pub fn fill_home(memory: &Nodes, pages: Range<u32>) {
 #[allow(dead_code, reason = "not every test program looks")]
 pub const METHODS: [Option<Method>; 2] = [None, Some(Method::Copy)];
 
-/// Runs `work`, and fails if it takes too long instead of waiting for a page for ever.
+/// Runs `work`, and fails if it takes too long instead of waiting for a page forever.
 pub fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
     let (done, was_done) = mpsc::channel();
     let worker = std::thread::spawn(move || {

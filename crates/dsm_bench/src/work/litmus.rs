@@ -149,7 +149,7 @@ impl<'a> TestMemory<'a> {
         INSTANCES / self.run.teams() as usize
     }
 
-    /// Returns the words for what a thread has read.
+    /// Returns the text of the values that a thread has read.
     fn results(&self, team: u32, thread: u32) -> &'a [AtomicU64] {
         let first = self.run.first + 4 + 2 * (team * self.run.test.threads() + thread);
         self.words.pages(first..first + 2)

@@ -143,7 +143,7 @@ fn sequential_writer_stalls_for_few_zero_pages() {
         let scanned = session.meter().unwrap() - before;
         assert!(
             scanned.pages >= 256,
-            "the home reads what was filled: {scanned:?}"
+            "the manager reads what was filled: {scanned:?}"
         );
         let sent = write(0, rest.start + 16..rest.end);
         assert_eq!((sent.filled, sent.pages), (0, 48), "{sent:?}");

@@ -12,7 +12,7 @@ fn memory_order_is_that_of_x86() {
             },
             move |session| {
                 let second = (0..256)
-                    .find(|page| session.node().home(*page) == nodes - 1)
+                    .find(|page| session.node().manager(*page) == nodes - 1)
                     .unwrap();
                 let ahead = Job::Ahead(lanes == 2);
                 session.run_all(&vec![ahead; usize::from(nodes)]).unwrap();

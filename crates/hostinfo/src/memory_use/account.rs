@@ -80,7 +80,8 @@ impl VmMemory {
         self.base_resident_bytes + self.clone_resident_bytes
     }
 
-    fn add(&mut self, other: &Self) {
+    /// Adds the columns of another row.
+    pub(super) fn add(&mut self, other: &Self) {
         self.memory_bytes += other.memory_bytes;
         if let Some(used) = other.guest_used_bytes {
             self.guest_used_bytes = Some(self.guest_used_bytes.unwrap_or(0) + used);

@@ -67,7 +67,7 @@ fn mincore(file: &File, length: u64) -> io::Result<u64> {
     let mut offset = 0;
     while offset < length {
         let bytes = STEP_BYTES.min(length - offset) as usize;
-        // SAFETY: a new mapping where the kernel likes; it is never read.
+        // SAFETY: a new mapping at an address that the kernel chooses; it is never read.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

@@ -20,7 +20,7 @@ pub struct Area {
     pub executable: bool,
     /// The file that is mapped.
     pub file: FileId,
-    /// The mapping's name: a path, `[heap]` and the like, or nothing.
+    /// The mapping's name: a path, a tag such as `[heap]`, or nothing.
     pub name: String,
     /// Bytes of it in memory, huge pages of a pool included.
     pub resident: u64,

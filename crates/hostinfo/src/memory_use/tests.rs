@@ -1,6 +1,6 @@
 //! Texts as Linux 6.1 prints them, and the sums made of them.
 
-use super::account::{FileReading, VmReading, account};
+use super::account::{FileReading, VmMemory, VmReading, account};
 use super::classify::{Classified, classify, helper};
 use super::host::HostMemory;
 use super::process::{self, OpenFile};
@@ -324,4 +324,119 @@ fn this_process_can_be_read() {
         programs.contains_key(&program.id),
         "{program:?} is not in {programs:?}"
     );
+}
+
+#[test]
+fn total_is_the_sum_of_every_column() {
+    let overlay = FileId {
+        device: (0xfe, 1),
+        inode: 5,
+    };
+    let written = OpenFile {
+        id: overlay,
+        writable: true,
+        ..OpenFile::default()
+    };
+    let on_disk = FileReading {
+        id: overlay,
+        resident: Some(700 * KIB),
+        ..FileReading::default()
+    };
+    let second = VmReading {
+        memory: 64 << 20,
+        page_tables: 7 * KIB,
+        monitor_part: 5 * KIB,
+        monitor_part_swapped: 3 * KIB,
+        ..vm("b", vec![memory_file(OWN, 63_000 * KIB)])
+    };
+    let table = account(
+        &[vm("a", vec![written]), second],
+        &[on_disk],
+        HostMemory::default(),
+    );
+    let columns = |row: &VmMemory| {
+        [
+            ("memory", row.memory_bytes),
+            ("host", row.host_bytes),
+            ("base resident", row.base_resident_bytes),
+            ("base", row.base_bytes),
+            ("clone resident", row.clone_resident_bytes),
+            ("clone", row.clone_bytes),
+            ("private", row.private_bytes),
+            ("copied", row.copied_bytes),
+            ("disk", row.disk_bytes),
+            ("monitor", row.monitor_bytes),
+            ("swapped", row.swapped_bytes),
+        ]
+    };
+    let (a, b) = (columns(&table.vms[0]), columns(&table.vms[1]));
+    for (((name, sum), (_, a)), (_, b)) in columns(&table.total).into_iter().zip(a).zip(b) {
+        assert_eq!(sum, a + b, "{name}");
+        assert!(sum > 0, "no bytes of {name} are tested");
+    }
+    assert_eq!(table.total.guest_used_bytes, None);
+    // Only guests with a balloon report their use.
+    let mut total = VmMemory::default();
+    for used in [Some(5), None, Some(7)] {
+        total.add(&VmMemory {
+            guest_used_bytes: used,
+            ..VmMemory::default()
+        });
+    }
+    assert_eq!(total.guest_used_bytes, Some(12));
+}
+
+#[test]
+fn swapped_frozen_memory_counts_once_for_all_clones() {
+    let clone = |name: &str| {
+        let mut vm = vm(name, vec![memory_file(PARENT, 12_000 * KIB)]);
+        vm.shard.own.clear();
+        vm.shard.base.clear();
+        vm.shard.monitor_swapped = 0;
+        // Each clone sees all of the file that is swapped out.
+        vm.shard.frozen.get_mut(&PARENT).unwrap().swapped_of_file = 2_000 * KIB;
+        vm
+    };
+    let table = account(&[clone("a"), clone("b")], &[], HostMemory::default());
+    // Both map 3,000 in part and 2,000 are swapped out, so 4,000 of 12,000 are in memory unmapped.
+    for vm in &table.vms {
+        assert_eq!((vm.swapped_bytes, vm.private_bytes), (1_000 * KIB, 2_000 * KIB));
+    }
+    assert_eq!(table.total.swapped_bytes, 2_000 * KIB);
+}
+
+#[test]
+fn largest_files_come_first_and_those_without_cached_pages_are_left_out() {
+    let file = |inode, name: &str, resident| FileReading {
+        id: FileId {
+            device: (1, 1),
+            inode,
+        },
+        name: name.into(),
+        resident,
+        ..FileReading::default()
+    };
+    let files = [
+        file(1, "small", Some(KIB)),
+        file(2, "none", Some(0)),
+        file(3, "large", Some(9 * KIB)),
+        file(4, "unknown", None),
+    ];
+    let table = account(&[], &files, HostMemory::default());
+    let names: Vec<_> = table.files.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!(names, ["large", "small", "unknown"]);
+}
+
+#[test]
+fn excepted_processes_are_no_descendants() {
+    let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+    let me = std::process::id();
+    let (all, without) = (
+        process::descendants(me, &[]),
+        process::descendants(me, &[child.id()]),
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(all.contains(&child.id()), "{all:?}");
+    assert!(!without.contains(&child.id()), "{without:?}");
 }

@@ -84,3 +84,68 @@ fn discovered_cpus_match_the_kernels() {
     let cpus: Vec<i64> = base.named("cpu").filter_map(|fact| fact.number(1)).collect();
     assert_eq!(cpus, online);
 }
+
+#[test]
+fn caches_of_one_level_differ_by_kind_and_sizes_have_units() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sys = folder.path();
+    put(sys, "devices/system/cpu/online", "0-1");
+    for cpu in 0..2 {
+        for (index, kind, size) in [
+            (0, "Data", "48K"),
+            (1, "Instruction", "32K"),
+            (2, "Unified", "2M"),
+        ] {
+            let at = format!("devices/system/cpu/cpu{cpu}/cache/index{index}");
+            put(sys, &format!("{at}/level"), "1");
+            put(sys, &format!("{at}/type"), kind);
+            put(sys, &format!("{at}/size"), size);
+            put(sys, &format!("{at}/shared_cpu_list"), "0-1");
+        }
+    }
+    let base: Base = below(sys, "made").into_iter().collect();
+    let caches: Vec<_> = base
+        .named("cache")
+        .map(|fact| (fact.text(1).expect("a name"), fact.number(4).expect("bytes")))
+        .collect();
+    assert_eq!(
+        caches,
+        [("L1-0", 2 << 20), ("L1d-0", 48 << 10), ("L1i-0", 32 << 10)]
+    );
+    assert_eq!(base.named("cached").count(), 6, "three of each CPU");
+}
+
+#[test]
+fn devices_have_their_class_and_only_links_that_are_up_a_speed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sys = folder.path();
+    put(sys, "devices/system/cpu/online", "0");
+    let classes = [
+        ("0x010802", "storage"),
+        ("0x020000", "network"),
+        ("0x030000", "display"),
+        ("0x050000", "memory"),
+        ("0x060400", "bridge"),
+        ("0x0c0330", "serial bus"),
+        ("0x120000", "accelerator"),
+        ("0x080700", "other"),
+        ("", "other"),
+    ];
+    for (number, (class, _)) in classes.iter().enumerate() {
+        put(sys, &format!("bus/pci/devices/0000:00:0{number}.0/class"), class);
+    }
+    for (name, speed) in [("down", "-1"), ("unknown", "0"), ("up", "100")] {
+        put(sys, &format!("class/net/{name}/device/numa_node"), "0");
+        put(sys, &format!("class/net/{name}/speed"), speed);
+    }
+    let base: Base = below(sys, "made").into_iter().collect();
+    let found: Vec<_> = base
+        .named("device")
+        .map(|fact| (fact.text(2).expect("a class"), fact.number(3).expect("a node")))
+        .collect();
+    // No file names a node of them.
+    assert_eq!(found, classes.map(|(_, name)| (name, -1)));
+    let speeds: Vec<_> = base.named("speed_mbit_s").map(|fact| fact.text(1)).collect();
+    assert_eq!(speeds, [Some("up")]);
+    assert_eq!(base.named("nic").count(), 3);
+}

@@ -19,7 +19,7 @@ pub enum RuleError {
     /// Too much follows.
     #[error("more than {FACTS_MAX} facts follow; ask for less at a time")]
     TooMany,
-    /// It takes too long.
+    /// The query takes too long.
     #[error("it takes too long; put the fact with the fewest answers first")]
     TooLong,
     /// A rule negates a relation that depends on the rule.

@@ -25,7 +25,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(20);
 /// Between two datagrams.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// Time after which a datagram counts as lost; emulated hosts pause for a while now and then.
+/// Time after which a datagram counts as lost; emulated hosts pause for a while occasionally.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 
 /// More than the link's queue of frames holds.

@@ -22,7 +22,7 @@ pub struct Keys {
 /// Holds VMs that keep static keys unchanged. The kernel patches its code when a static key changes: at the
 /// first VM of a host and after its last one the code of each task switch (`preempt_notifier_key`), and at a
 /// vCPU's start that of its interrupts. QEMU 7.2 translates code without a lock on its page. A CPU can
-/// therefore keep a translation of the patch's breakpoint, which is gone: it takes that breakpoint for ever,
+/// therefore keep a translation of the patch's breakpoint, which is gone: it takes that breakpoint forever,
 /// and the host locks up. Here one VM has a local APIC that is disabled in both ways, and one has none, so
 /// that no other VM's start or end changes a key.
 pub fn hold_keys() -> Option<Keys> {

@@ -33,8 +33,8 @@ pub fn run(boot: &BootConfig) -> Result<(), Failure> {
 }
 
 /// Makes every CPU that programs run on wake a sleeping thread, and every shared file system reply. In
-/// emulation an interrupt is lost now and then. A thread that sleeps, or waits for a file, then does so for
-/// ever, and time limits do not end it either. The next interrupt of the same kind, such as these, revives
+/// emulation an interrupt is lost occasionally. A thread that sleeps, or waits for a file, then does so
+/// forever, and time limits do not end it either. The next interrupt of the same kind, such as these, revives
 /// it; if that does not help, this never returns.
 fn beat() -> std::io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;

@@ -61,7 +61,7 @@ const LABS_IN_CAMPAIGN: usize = 100;
 const WORK: &str = "for cpu in $(seq $(nproc)); do \
     (i=0; while [ $i -lt 50 ]; do i=$((i+1)); /bin/true; done) & done; wait; echo done";
 
-/// The emulation loses a host now and then: a campaign counts how often.
+/// The emulation loses a host occasionally: a campaign counts how often.
 #[test]
 fn consecutive_labs_start_and_work() {
     let _turn = turn();

@@ -30,7 +30,7 @@ fn command_keeps_its_directory_streams_and_exit_status() {
 }
 
 /// Without them the kernel would patch itself at each host's first VM, which its emulation does not survive
-/// for ever.
+/// forever.
 #[test]
 fn host_survives_creation_of_vms_that_never_run() {
     let _turn = turn();

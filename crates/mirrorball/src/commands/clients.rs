@@ -170,7 +170,7 @@ pub fn balloon(name: &str, bytes: u64) -> Result<ExitCode> {
 pub struct MoveArgs {
     /// Name of the VM
     vm: String,
-    /// Its number
+    /// Number of the vCPU
     #[arg(long)]
     vcpu: u8,
     #[command(flatten)]

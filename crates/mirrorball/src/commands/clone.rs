@@ -68,7 +68,7 @@ pub struct RestoreArgs {
     /// The kernel's file, of a VM that was started from one
     #[arg(long)]
     pub kernel: Option<PathBuf>,
-    /// Its initramfs
+    /// Initramfs for that kernel
     #[arg(long)]
     pub initrd: Option<PathBuf>,
     /// auto, require or off; the snapshot's own when that is stronger
@@ -435,7 +435,10 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
             }
         }
     }
-    Err(miette!("the monitor of the clones died; they died with it"))
+    Err(miette!(
+        help = "see `mirrorball events` for their ends, and clone again",
+        "the monitor of the clones died; they died with it"
+    ))
 }
 
 /// Gives every clone an identity of its own. A clone without an agent keeps its parent's, and a message

@@ -71,7 +71,7 @@ pub enum ClusterCommand {
         /// Name of the host
         host: String,
     },
-    /// Show the cells, what they have and what runs there
+    /// Show the cells, their resources and their VMs
     Status {
         /// As JSON
         #[arg(long)]

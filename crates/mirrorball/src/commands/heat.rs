@@ -71,7 +71,7 @@ pub fn heat(args: &HeatArgs) -> Result<ExitCode> {
     };
     Err(miette!(
         help = format!("try again when `mirrorball ps` shows it running"),
-        "{vm} does not say what its memory waited for: {why}"
+        "{vm} does not report its memory's waits: {why}"
     ))
 }
 

@@ -66,7 +66,13 @@ fn forward(hosts: &Hosts, cell: u16) -> Result<ExitCode> {
     let mut argv = vec![PROGRAM.to_owned()];
     for argument in argv_os() {
         let argument = argument.into_string();
-        argv.push(argument.map_err(|argument| miette!("{} is not UTF-8", argument.display()))?);
+        argv.push(argument.map_err(|argument| {
+            miette!(
+                help = "rename it, or give the command on the other host",
+                "{} is not UTF-8",
+                argument.display()
+            )
+        })?);
     }
     let stream = hosts.command(cell).into_diagnostic()?;
     let status = agent::client::exec(stream, &command_request(&argv, true));

@@ -40,7 +40,7 @@ pub enum KnowledgeCommand {
     },
     /// Show where `run` would place a VM: all cells, the best first, each with the reason
     Place {
-        /// Its vCPUs
+        /// Number of vCPUs
         #[arg(long, default_value_t = 1)]
         cpus: u16,
         /// Memory of the VM
@@ -117,10 +117,10 @@ fn base(args: &FactsArgs) -> Result<Base> {
 }
 
 fn query(question: &str, json: bool, more: Option<&PathBuf>, facts: &FactsArgs) -> Result<ExitCode> {
-    let asked = rules::parse(question).map_err(|error| miette!("the question: {error}"))?;
+    let asked = rules::parse(question).map_err(|error| miette!("the query: {error}"))?;
     let [asked] = &asked[..] else {
         return Err(miette!(
-            "{} questions; ask one at a time, and put rules into a file (--rules)",
+            "{} queries; give one at a time, and put rules into a file (--rules)",
             asked.len()
         ));
     };
@@ -226,7 +226,7 @@ impl Ranked {
 
 fn no_cells() -> miette::Report {
     miette!(
-        help = "start a cluster with `mirrorball cluster up`, or assert cell_runs(Cell) and the like",
+        help = "start a cluster with `mirrorball cluster up`, or assert facts such as cell_runs(Cell)",
         "no cells run here"
     )
 }

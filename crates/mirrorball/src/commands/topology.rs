@@ -31,7 +31,7 @@ pub struct TopologyArgs {
     /// As JSON
     #[arg(long, group = "form")]
     json: bool,
-    /// For Graphviz
+    /// As a graph for Graphviz (`dot`)
     #[arg(long, group = "form")]
     dot: bool,
     /// As a picture
@@ -45,7 +45,12 @@ pub struct TopologyArgs {
 /// Shows the machine.
 pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
     if args.measure {
-        facts::measure(false).map_err(|error| miette!("could not measure this machine: {error}"))?;
+        facts::measure(false).map_err(|error| {
+            miette!(
+                help = "its runtime directory must be writable",
+                "could not measure this machine: {error}"
+            )
+        })?;
     }
     let (base, from) = args.facts.base()?;
     let in_lab = from.is_none() && lab::auto::inside();

@@ -298,7 +298,8 @@ fn start_detached(name: &str, spec: &VmSpec, start_monitor: StartMonitor) -> Res
         }
     }
     Err(miette!(
-        "{name}: the processes that start it died, or said nothing for {} s",
+        help = "see `mirrorball ps` for its state, and start it again with `mirrorball vm start`",
+        "{name}: the processes that start it died, or sent nothing for {} s",
         START_LIMIT.as_secs()
     ))
 }

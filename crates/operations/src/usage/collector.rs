@@ -1,4 +1,4 @@
-//! Takes readings, and keeps what a later reading needs.
+//! Takes readings, and keeps the state for later ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

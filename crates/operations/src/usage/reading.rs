@@ -52,11 +52,11 @@ impl Unknown {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CellState {
-    /// Its process answers, and takes VMs.
+    /// The cell's process answers, and takes VMs.
     Runs,
-    /// Its process answers, and takes no new VM.
+    /// The cell's process answers, and takes no new VM.
     Cordoned,
-    /// It has failed: nothing runs in it.
+    /// The cell has failed: nothing runs in it.
     Failed,
     /// A cell of another host, which the other cells take for dead.
     Dead,

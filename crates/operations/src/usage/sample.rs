@@ -43,7 +43,7 @@ pub struct CpuUse {
     pub queue: Option<CpuQueue>,
 }
 
-/// A vCPU on a CPU.
+/// A vCPU in the list of a host CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CpuVcpu {
     /// The VM's name.
@@ -60,7 +60,7 @@ pub struct VmUse {
     /// The VM as it was read.
     #[serde(flatten)]
     pub reading: VmReading,
-    /// CPU time.
+    /// Time that they ran on CPUs.
     pub run_milli: Option<u64>,
     /// Time that they were ready and waited for a CPU.
     pub wait_milli: Option<u64>,
@@ -80,7 +80,7 @@ pub struct VcpuUse {
     pub reading: VcpuReading,
     /// Cell in which it ran at the sample before, if that was another one.
     pub moved_from: Option<u16>,
-    /// CPU time.
+    /// Time that it ran on CPUs.
     pub run_milli: Option<u64>,
     /// Time that it was ready and waited for a CPU.
     pub wait_milli: Option<u64>,

@@ -58,7 +58,7 @@ pub(super) fn ask_cell(cell: &CellFiles) -> Reported {
     match answer {
         Ok(CellResponse::Status(status)) => Ok(Report::Cell(status)),
         Ok(CellResponse::Refused { why }) => Err(why),
-        Ok(_) => Err("an answer to another question".to_owned()),
+        Ok(other) => Err(other.unexpected()),
         Err(error) => Err(reason(&error)),
     }
 }

@@ -85,7 +85,7 @@ impl Gang {
 }
 
 /// Whether a CPU runs the VM of `rank`, or yields to it: it is idle, fills a hole, or runs a VM of a later
-/// rank. A CPU that is gone or stalled counts as one that yields, so that it holds no gang up for ever.
+/// rank. A CPU that is gone or stalled counts as one that yields, so that it holds no gang up forever.
 ///
 /// `known` keeps the last rank that was computed, because most CPUs of a gang run the same other gang.
 pub fn admits(

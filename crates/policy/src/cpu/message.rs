@@ -116,13 +116,13 @@ pub enum Message {
 /// Event of a vCPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Change {
-    /// It has work.
+    /// The vCPU has work.
     Wake,
-    /// It has halted.
+    /// The vCPU has halted.
     Halt,
-    /// It spins, by the processor's report of pause loops.
+    /// The vCPU spins, by the processor's report of pause loops.
     Spin,
-    /// Its VM ended: the driver drops it.
+    /// The vCPU's VM has ended: the driver drops the vCPU.
     Remove,
 }
 

@@ -45,7 +45,7 @@ pub enum Fetch {
     },
     /// The guest's page is paged out, to the slot of the disk's page.
     Shared {
-        /// As above.
+        /// Whether the page has to be removed from memory before a touch is recorded.
         remove: bool,
     },
     /// The slot's bytes have to be copied into the guest's page: the slot has as many references as it can

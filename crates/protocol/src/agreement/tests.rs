@@ -1,4 +1,4 @@
-//! Every order of what a few cells do, by model checking, and long stories by chance.
+//! Every order of the steps of a few cells, by model checking, and long random stories.
 
 mod every_order;
 mod relays;

@@ -33,7 +33,7 @@ pub(super) type Upward<M> = (CellId, Packet<M>);
 /// Replies of a cell and of the cells below it, as a relay takes them.
 pub(super) struct Batch<M> {
     pub(super) replies: Vec<Gathered<M>>,
-    /// They must not wait.
+    /// Whether the replies must not wait.
     pub(super) at_once: bool,
     /// Whether these are the last replies of that cell.
     pub(super) last: bool,
@@ -162,7 +162,7 @@ impl<M: PartialEq> Gatherings<M> {
         if is_complete { self.finish(key) } else { None }
     }
 
-    /// Ends a gathering with what has come.
+    /// Ends a gathering with the replies so far.
     fn finish(&mut self, key: (CellId, u64)) -> Option<Upward<M>> {
         let gathering = self.0.remove(&key)?;
         let parent = gathering.parent;

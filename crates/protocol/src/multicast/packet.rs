@@ -24,7 +24,7 @@ pub enum Packet<M> {
         begins: bool,
         /// The sender has received all messages of the receiver below this number.
         heard: u64,
-        /// The message.
+        /// Message that the cells handle.
         body: M,
     },
     /// A message that a source or a relay forwards along a tree.
@@ -38,7 +38,7 @@ pub enum Packet<M> {
         /// Whether the relay gathers replies. A cell without support for packets of replies omits it.
         #[serde(default)]
         gathers: bool,
-        /// The message.
+        /// Message that the cells handle.
         body: M,
     },
     /// A confirmation as in [`Packet::Direct`], without a message.

@@ -367,6 +367,16 @@ pub enum CellResponse {
     Protocols(Protocols),
 }
 
+impl CellResponse {
+    /// Describes a response of a kind that does not belong to the request.
+    pub fn unexpected(&self) -> String {
+        format!(
+            "the cell's response is of another kind than the request ({self:?}); help: bring the cells and \
+             this program to one release with `mirrorball cluster upgrade`"
+        )
+    }
+}
+
 /// Release of a program, and the versions that it speaks of each protocol with programs that it does not
 /// replace.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]

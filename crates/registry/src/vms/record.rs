@@ -262,4 +262,34 @@ mod tests {
         let read: Record = serde_json::from_str(&line).unwrap();
         assert!(read.borrowed_cpus.is_empty());
     }
+
+    #[test]
+    fn spanning_vm_depends_on_the_cells_of_its_parts_and_any_vm_on_those_of_its_regions() {
+        let mut record = record();
+        let part = |cell, vcpus| policy::span::Part {
+            cell,
+            vcpus,
+            memory_bytes: 32 << 20,
+        };
+        record.span = vec![part(4, 0..1), part(5, 1..2)];
+        // Borrowed memory is that of a VM with one shard.
+        record.borrowed = vec![LentMemory {
+            cell: 6,
+            bytes: 16 << 20,
+        }];
+        assert_eq!(record.dependencies().cells(), [4, 5]);
+        assert!(record.depends_on(0), "the process of its cell serves it");
+        assert!(!record.depends_on(6) && !record.depends_on(7));
+        record.regions = vec![RegionGrant {
+            name: "shared".to_owned(),
+            home: 7,
+            bytes: 1 << 20,
+            access: config::cluster::RegionAccess::Read,
+            borrowed: vec![LentMemory {
+                cell: 8,
+                bytes: 1 << 20,
+            }],
+        }];
+        assert!(record.depends_on(7) && record.depends_on(8) && !record.depends_on(9));
+    }
 }

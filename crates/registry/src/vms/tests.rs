@@ -178,3 +178,51 @@ fn addresses_differ() {
     let cids: Vec<_> = (0..4).map(|_| registry.next_cid().unwrap()).collect();
     assert_eq!(cids, [3, 4, 5, 6]);
 }
+
+#[test]
+fn addresses_begin_again_after_the_last_and_after_a_damaged_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = Registry::at(directory.path()).unwrap();
+    let file = directory.path().join("vms/.cid");
+    for (last, next) in [
+        ((u32::MAX - 2).to_string(), u32::MAX - 1),
+        // All ones is every address (`VMADDR_CID_ANY`).
+        ((u32::MAX - 1).to_string(), 3),
+        (u32::MAX.to_string(), 3),
+        ("x".to_owned(), 3),
+    ] {
+        fs::write(&file, &last).unwrap();
+        assert_eq!(registry.next_cid().unwrap(), next, "after {last}");
+    }
+}
+
+#[test]
+fn name_that_leads_elsewhere_has_no_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = Registry::at(directory.path()).unwrap();
+    let web = directory.path().join("vms/web");
+    assert_eq!(registry.folder_of("web").unwrap(), web);
+    for wrong in ["", ".", "..", "../web", "a/b", "/web", "web/", "./web"] {
+        let error = registry.folder_of(wrong).unwrap_err().to_string();
+        assert!(error.contains("is no VM's name"), "{wrong:?}: {error}");
+    }
+}
+
+#[test]
+fn unknown_name_is_refused_with_those_that_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = Registry::at(directory.path()).unwrap();
+    let refusal = || registry.find("c").unwrap_err().to_string();
+    assert_eq!(refusal(), "no VM named c is running; none is");
+    // An entry without a record is of a VM that is being started.
+    let starting = registry.claim("c").unwrap();
+    assert_eq!(refusal(), "no VM named c is running; none is");
+    drop(starting);
+    let running = ["b", "a"].map(|name| {
+        let entry = registry.claim(name).unwrap();
+        entry.write(&record(name)).unwrap();
+        entry
+    });
+    assert_eq!(refusal(), "no VM named c is running; running: a, b");
+    assert_eq!(registry.find("a").unwrap(), running[1].folder());
+}

@@ -58,7 +58,7 @@ impl PlainVm {
 
 /// The rest of a [`Machine`] without its vCPUs.
 pub struct Running {
-    /// KVM's VM.
+    /// Descriptor of the VM in KVM.
     pub vm: Arc<VmFd>,
     /// Address map of the guest.
     pub layout: Layout,

@@ -23,7 +23,7 @@ const BOOT_BYTES_MAX: u64 = 256 << 20;
 pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags: i32) -> io::Result<*mut u8> {
     let bytes = (range.end - range.start) as usize;
     let room = bytes + align as usize;
-    // SAFETY: a new mapping where the kernel likes; nothing existing is touched.
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing existing is touched.
     let reserved = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

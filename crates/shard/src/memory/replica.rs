@@ -104,7 +104,7 @@ impl Replica {
         let end = layout.ram.last().map_or(0, |range| page_of(range.end));
         let pages = u32::try_from(end).unwrap_or(u32::MAX);
         let ranges = part_ranges(&layout, span.memory.iter().map(|part| part.bytes));
-        let homes: Vec<u32> = ranges
+        let range_starts: Vec<u32> = ranges
             .iter()
             .filter_map(|ranges| u32::try_from(page_of(ranges.first()?.start)).ok())
             .collect();
@@ -129,7 +129,7 @@ impl Replica {
         let site = Site {
             device: device.as_ref().map(AsFd::as_fd),
             name: Some(c"guest-memory"),
-            homes: &homes,
+            range_starts: &range_starts,
         };
         let prepared = Prepared::new(u16::from(span.shard), shape, &settings, site)?;
         if !prepared.kernel_waits() {

@@ -45,7 +45,7 @@ impl<'a> SegmentCursor<'a> {
         is_whole.then_some(address)
     }
 
-    /// Skips bytes.
+    /// Advances past the next bytes.
     pub fn skip(&mut self, bytes: usize) {
         self.walk(bytes, |_, _, _| {});
     }

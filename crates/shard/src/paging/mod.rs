@@ -93,7 +93,10 @@ pub enum PagingError {
     )]
     KernelFails,
     /// The VM resumes.
-    #[error("a VM that resumes from a frozen one can't have `resident`: its memory is mapped from files")]
+    #[error(
+        "a VM that resumes from a frozen one can't have `resident`: its memory is mapped from files; leave \
+         `resident` out"
+    )]
     Resumed,
     /// The VM spans cells.
     #[error(
@@ -335,7 +338,7 @@ impl Paging {
         })
     }
 
-    /// Returns whether each page can still be read. Otherwise threads wait for pages for ever.
+    /// Returns whether each page can still be read. Otherwise threads wait for pages forever.
     pub fn is_whole(&self) -> bool {
         self.failed.get().is_none()
     }

@@ -118,7 +118,7 @@ impl ConfigSpace {
         Some(offset)
     }
 
-    /// Reads registers.
+    /// Reads registers from `offset` on into `data`.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = offset

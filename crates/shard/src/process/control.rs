@@ -119,7 +119,7 @@ impl Control {
     /// Stops the vCPUs, then sends the rest of the console's output.
     fn stop(self) {
         self.kind.end();
-        // If pages can't be fetched, vCPUs and devices wait for ever. Data that are not on a disk yet are
+        // If pages can't be fetched, vCPUs and devices wait forever. Data that are not on a disk yet are
         // lost, as by a power cut.
         if self.kind.memory_is_whole(PlainVm::memory_is_whole) {
             self.vcpus.stop();

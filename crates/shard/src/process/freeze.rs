@@ -133,7 +133,7 @@ impl Freezer {
         });
         let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
         if message::send(&mut self.socket, &reply, &files).is_err() {
-            // No further request can arrive. Without this, the socket would be readable for ever.
+            // No further request can arrive. Without this, the socket would be readable forever.
             self.disconnect();
         }
     }

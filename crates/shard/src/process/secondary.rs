@@ -152,7 +152,7 @@ impl SecondaryShard {
         // Resumes paused vCPUs, so that they see the end.
         drop(hold);
         self.kind.end();
-        // Threads that wait for a page of a lost shard wait for ever.
+        // Threads that wait for a page of a lost shard wait forever.
         if self.kind.memory_is_whole(|never| match *never {}) {
             self.vcpus.stop();
         }

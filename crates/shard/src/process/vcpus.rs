@@ -131,7 +131,7 @@ impl VcpuThreads {
         Some(stopped)
     }
 
-    /// Waits until all threads have left the guest for good, after the end of the VM was signalled.
+    /// Waits until all threads have left the guest permanently, after the end of the VM was signalled.
     pub fn stop(&self) {
         let deadline = Instant::now() + STOP_TIMEOUT;
         self.stops.iter().for_each(|stop| stop.go_on());

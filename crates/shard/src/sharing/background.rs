@@ -3,7 +3,7 @@
 //!
 //! It works in small steps with rests between them. One step chooses copies that equal the image while the VM
 //! runs. The following steps pause the VM for at most about [`PAUSE_MAX`] each, compare the chosen copies
-//! once more, and map them. A step is followed by a rest of [`PAUSE_REST_FACTOR`] times the pause, and of
+//! again, and map them. A step is followed by a rest of [`PAUSE_REST_FACTOR`] times the pause, and of
 //! [`WORK_REST_FACTOR`] times the whole step.
 
 use std::collections::VecDeque;

@@ -24,7 +24,7 @@ pub enum IoRequest {
     },
     /// Write to a doorbell, without a reply.
     Doorbell {
-        /// The write.
+        /// Address and value of the write.
         access: Access,
     },
     /// End of a level-triggered interrupt, for the IOAPIC.

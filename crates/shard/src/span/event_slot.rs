@@ -62,7 +62,7 @@ impl EventSlot {
         self.notify(state);
     }
 
-    /// Wakes all waiters for good, as the VM ends.
+    /// Wakes all waiters permanently, as the VM ends.
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;

@@ -44,7 +44,7 @@ use crate::vcpu::VcpuCounters;
 /// APIC base register. KVM implements it but must leave it to the shard, as it must the TSC, which is one for
 /// the VM, and the deadline timer.
 const MSR_APIC_BASE: u32 = 0x1B;
-/// Registers of KVM's paravirtual clock, asynchronous page faults and the like, which guests that span cells
+/// Registers of KVM's paravirtual clock, asynchronous page faults and others, which guests that span cells
 /// do not see.
 const KVM_MSRS: std::ops::Range<u32> = 0x4B56_4D00..0x4B56_4E00;
 /// Registers that do not migrate: the TSC is one for the VM, and [`apic::LocalApic`] holds the others.

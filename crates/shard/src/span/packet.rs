@@ -84,7 +84,7 @@ pub enum Packet<S = VcpuState> {
     },
     /// Write to a doorbell, which has no reply. Sent to the home.
     Doorbell {
-        /// The write.
+        /// Address and value of the write.
         access: Access,
     },
     /// Reply to an access.

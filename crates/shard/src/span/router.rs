@@ -131,7 +131,7 @@ impl Router {
             .collect()
     }
 
-    /// Wakes all waiters for good, as the VM ends.
+    /// Wakes all waiters permanently, as the VM ends.
     pub fn end(&self) {
         self.event_slots.iter().for_each(EventSlot::end);
         self.links.iter().flatten().for_each(Sending::end);
@@ -225,7 +225,7 @@ impl Router {
             }
         }
         if let (Some(slot), 1..) = (from.and_then(|from| self.event_slot(from)), inits) {
-            // Two vCPUs that reset each other, a fault of the guest, would otherwise wait for ever.
+            // Two vCPUs that reset each other, a fault of the guest, would otherwise wait forever.
             let _ = slot.wait_for(Some(INIT_TIMEOUT), |events| {
                 let all = events.inits_done >= inits;
                 all.then(|| events.inits_done = 0)

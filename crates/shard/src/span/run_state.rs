@@ -21,13 +21,13 @@ pub enum Notification {
 /// Run state of one vCPU's thread.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum RunState {
-    /// It checks its events or serves an exit, and checks its events again before it enters the guest or
-    /// blocks.
+    /// The thread checks its events or serves an exit, and checks its events again before it enters the guest
+    /// or blocks.
     #[default]
     OutsideGuest,
-    /// It is in the guest or about to enter it.
+    /// The thread is in the guest or about to enter it.
     InGuest,
-    /// It is blocked or about to block.
+    /// The thread is blocked or about to block.
     Blocked,
 }
 

@@ -32,7 +32,7 @@ pub enum DeviceError {
     /// The driver violated the specification (a loop, an address outside memory, a short header).
     #[error("the guest's driver broke the protocol: {0}")]
     Protocol(String),
-    /// The host failed to do what the device needs.
+    /// An operation of the host failed.
     #[error("{what}")]
     Host {
         /// The failed operation.

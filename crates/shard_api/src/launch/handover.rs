@@ -35,7 +35,7 @@ pub enum HandoverReply {
     },
     /// The request was refused. The VM runs on unchanged.
     Refused {
-        /// Reason, and what to do.
+        /// Reason and help.
         why: String,
     },
 }

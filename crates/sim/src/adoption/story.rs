@@ -94,7 +94,7 @@ fn play(plot: &Plot, seed: u64, flaw: Option<Flaw>, is_traced: bool) -> Result<C
         inject(&mut world, plot, &mut chance, vms);
         world.run(world.now() + chance.below(plot.pause_max))?;
     }
-    // The cell dies once more, and meets all VMs that end it. Five such VMs can have it given up again.
+    // The cell dies again, and meets all VMs that end it. Five such VMs can have it given up again.
     for _ in 0..2 {
         world.run(world.now() + QUIET)?;
         world.up_again();

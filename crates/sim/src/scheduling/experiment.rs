@@ -28,9 +28,9 @@ pub enum Scheduler {
 /// How vCPUs wait at a barrier.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Wait {
-    /// They spin.
+    /// vCPUs spin until all have come.
     Spin,
-    /// They spin for 50 us and then halt, as with paravirtual spinlocks.
+    /// vCPUs spin for 50 us and then halt, as with paravirtual spinlocks.
     SpinThenHalt,
 }
 
@@ -52,7 +52,7 @@ pub struct Run {
     pub moves: usize,
     /// Messages between drivers.
     pub messages: u64,
-    /// Changes of what a CPU runs.
+    /// Switches of CPUs from one vCPU to another.
     pub switches: u64,
 }
 

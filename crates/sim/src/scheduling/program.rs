@@ -6,7 +6,7 @@ use crate::chance::Chance;
 /// Program of a VM; each of its vCPUs runs one thread of it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Program {
-    /// Computes for ever.
+    /// Computes forever.
     Busy,
     /// Computes, then all vCPUs meet at a barrier, and so on.
     Barrier {
@@ -36,7 +36,7 @@ pub enum Phase {
     Compute(Time),
     /// Spins at a barrier.
     Spin,
-    /// Has halted.
+    /// Waits for an interrupt.
     Halt,
 }
 

@@ -281,25 +281,7 @@ impl World {
                 self.give_up(cell, peer);
                 return;
             }
-            Input::LinkEnded(peer, ran) => {
-                let runs = self
-                    .processes
-                    .get(&peer.number)
-                    .is_some_and(|other| other.id == peer);
-                let parted = self.processes[&cell.number].peers.check_end(peer, runs, ran);
-                match parted {
-                    EndedLink::Settled => {}
-                    EndedLink::LooksAlive => {
-                        self.to(
-                            cell,
-                            self.now + nanos(LINK_END_CHECK_DELAY),
-                            Input::LinkEnded(peer, true),
-                        );
-                    }
-                    EndedLink::StartsAnew => self.start_anew(cell, &format!("{peer} takes it for dead")),
-                }
-                return;
-            }
+            Input::LinkEnded(peer, was_alive) => return self.link_ended(cell, peer, was_alive),
             Input::Changed(MembershipEvent::Evicted) => return self.start_anew(cell, "all take it for dead"),
             Input::Changed(MembershipEvent::Lapsed(number)) => process.state.lapsed(number),
             Input::Changed(news) => match process.peers.apply(news) {
@@ -307,23 +289,8 @@ impl World {
                 None => return,
             },
             Input::Asked(client, ask) => {
-                match &ask {
-                    CellRequest::Cordon { cordoned: true } => {
-                        self.counts.cordons += 1;
-                        self.cordoned.entry(cell.number).or_insert(self.counts.cordons);
-                    }
-                    CellRequest::Cordon { cordoned: false } => {
-                        self.counts.cordons += 1;
-                        self.cordoned.remove(&cell.number);
-                    }
-                    CellRequest::AdmitVm(_) => {
-                        if let Some(monitor) = self.monitors.get_mut(&client) {
-                            monitor.asked_under = self.cordoned.get(&cell.number).copied();
-                        }
-                    }
-                    _ => {}
-                }
-                let acts = process.state.handle_request(client, ask);
+                let acts = process.state.handle_request(client, ask.clone());
+                self.note_request(cell, client, &ask);
                 self.watch(cell, client);
                 acts
             }
@@ -347,6 +314,48 @@ impl World {
             }
         };
         self.act(cell, acts);
+    }
+
+    /// Checks a peer whose link has ended some time ago.
+    fn link_ended(&mut self, cell: CellId, peer: CellId, was_alive: bool) {
+        let runs = self
+            .processes
+            .get(&peer.number)
+            .is_some_and(|other| other.id == peer);
+        match self.processes[&cell.number]
+            .peers
+            .check_end(peer, runs, was_alive)
+        {
+            EndedLink::Settled => {}
+            EndedLink::LooksAlive => {
+                self.to(
+                    cell,
+                    self.now + nanos(LINK_END_CHECK_DELAY),
+                    Input::LinkEnded(peer, true),
+                );
+            }
+            EndedLink::StartsAnew => self.start_anew(cell, &format!("{peer} takes it for dead")),
+        }
+    }
+
+    /// Records cordons, and the cordon of a cell that admits a VM, for the checks.
+    fn note_request(&mut self, cell: CellId, client: Client, request: &CellRequest) {
+        match request {
+            CellRequest::Cordon { cordoned: true } => {
+                self.counts.cordons += 1;
+                self.cordoned.entry(cell.number).or_insert(self.counts.cordons);
+            }
+            CellRequest::Cordon { cordoned: false } => {
+                self.counts.cordons += 1;
+                self.cordoned.remove(&cell.number);
+            }
+            CellRequest::AdmitVm(_) => {
+                if let Some(monitor) = self.monitors.get_mut(&client) {
+                    monitor.asked_under = self.cordoned.get(&cell.number).copied();
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Processes the inputs that came early, if there are links to all by now.

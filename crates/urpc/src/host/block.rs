@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::ring::{ASLEEP, Side};
 
-/// How a side blocks after polling in vain.
+/// How a side blocks after polling without success.
 #[derive(Clone, Debug)]
 pub enum Block {
     /// Waits on a futex in the ring: within a host.

@@ -182,7 +182,7 @@ impl Drop for BlockingReceiver {
 /// One wait: spin, then block.
 struct SpinThenBlock {
     deadline: Option<Instant>,
-    /// Time of the first poll in vain.
+    /// Time of the first poll without success.
     start: Option<Instant>,
     polls: u32,
     blocked: bool,
@@ -204,7 +204,7 @@ impl SpinThenBlock {
         }
     }
 
-    /// Returns the step after a poll in vain.
+    /// Returns the step after a poll without success.
     fn next(&mut self, poll: &mut PollTime) -> WaitStep {
         self.polls += 1;
         if !self.blocked && !self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {

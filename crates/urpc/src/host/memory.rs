@@ -38,7 +38,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: a mapping belongs to no thread, and what is made of it here is atomics only.
+// SAFETY: a mapping belongs to no thread, and only atomics are made of it here.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

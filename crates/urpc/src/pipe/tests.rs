@@ -82,7 +82,7 @@ mod every_order {
             });
             let sleeps = reader.prepare_to_sleep().expect("honest");
             let woken = writing.join().expect("no panic");
-            assert!(!sleeps || woken, "the reader would sleep for ever");
+            assert!(!sleeps || woken, "the reader would sleep forever");
             assert_eq!(read(&mut reader, [WORD_BYTES, 0]), Ok(word(1).to_vec()));
         });
     }
@@ -99,7 +99,7 @@ mod every_order {
             });
             let waits = writer.prepare_to_wait().expect("honest");
             let woken = reading.join().expect("no panic");
-            assert!(!waits || woken, "the writer would wait for ever");
+            assert!(!waits || woken, "the writer would wait forever");
             assert_eq!(write(&mut writer, &word(3), &[]), Ok(WORD_BYTES));
         });
     }
@@ -121,8 +121,8 @@ mod every_order {
             let wakes = writer.must_wake();
             let waits = writer.prepare_to_wait().expect("honest");
             let (sleeps, woken) = reading.join().expect("no panic");
-            assert!(!sleeps || wakes, "the reader would sleep for ever");
-            assert!(!waits || woken, "the writer would wait for ever");
+            assert!(!sleeps || wakes, "the reader would sleep forever");
+            assert!(!waits || woken, "the writer would wait forever");
         });
     }
 }

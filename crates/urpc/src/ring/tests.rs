@@ -70,7 +70,7 @@ mod every_order {
             });
             let blocked = receiver.prepare_to_block();
             let (_sender, woken) = writer.join().expect("no panic");
-            assert!(!blocked || woken, "the receiver would sleep for ever");
+            assert!(!blocked || woken, "the receiver would sleep forever");
             assert!(receiver.has_message());
         });
     }
@@ -88,7 +88,7 @@ mod every_order {
             });
             let blocked = sender.prepare_to_block().expect("open");
             let (_receiver, woken) = reader.join().expect("no panic");
-            assert!(!blocked || woken, "the sender would sleep for ever");
+            assert!(!blocked || woken, "the sender would sleep forever");
             sender.post(&message(2)).expect("room");
         });
     }

@@ -197,7 +197,7 @@ fn explained(error: io::Error) -> io::Error {
             | CertificateError::NotValidYetContext { .. },
         )) => "the clocks of the two hosts differ by more than a day; set them",
         Some(rustls::Error::InvalidCertificate(_)) => {
-            "another cluster's authority answers there, or somebody in between"
+            "another cluster's authority answers there, or a host in between"
         }
         _ => return error,
     };

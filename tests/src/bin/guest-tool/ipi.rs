@@ -1,5 +1,5 @@
 //! Interrupts between CPUs, through Linux's uses of them: barriers, signals, wake-ups. Sent and received ones
-//! are counted; where one is missing, a thread waits for ever, and the alarm ends the program.
+//! are counted; where one is missing, a thread waits forever, and the alarm ends the program.
 
 use std::cell::Cell;
 use std::fs;

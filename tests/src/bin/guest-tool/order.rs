@@ -9,7 +9,7 @@ use crate::pinned::{alarm_after, pin};
 
 const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = PAGE_BYTES / size_of::<AtomicU64>();
-/// Time limit of the program, for tests whose threads wait for one another for ever.
+/// Time limit of the program, for tests whose threads wait for one another forever.
 const LIMIT_S: u64 = 480;
 
 /// Runs each test for `millis`, on `cpus` CPUs of each of `nodes` nodes, numbered node by node.

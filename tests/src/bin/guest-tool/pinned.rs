@@ -62,7 +62,7 @@ pub fn wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAKE, i32::MAX) };
 }
 
-/// Ends this process by a signal after `seconds`: by then a thread waits in vain.
+/// Ends this process by a signal after `seconds`: by then a thread waits without success.
 pub fn alarm_after(seconds: u64) {
     nix::unistd::alarm::set(seconds as u32);
 }

@@ -16,7 +16,7 @@ use crate::pinned::{alarm_after, pin};
 
 /// How often all pages are written while they are reclaimed.
 const SWEEPS: u64 = 8;
-/// Longer than any storm here: a thread that still runs then waits in vain.
+/// Longer than any storm here: a thread that still runs then waits without success.
 const LIMIT_S: u64 = 200;
 const THREADS: usize = 2;
 

@@ -25,7 +25,7 @@ const LAB_START: Duration = Duration::from_secs(120);
 pub enum End {
     /// By itself, with this status.
     Exited(i32),
-    /// It was killed at its limit.
+    /// The program was killed at its limit.
     OverLimit(Duration),
     /// The lab host died or stopped answering; the text is the lab's error.
     LabLost(String),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Origin {
     /// Abbreviated hash, with [`CHANGED`] for a tree with uncommitted changes.
     pub commit: String,
-    /// In UTC.
+    /// Date of the run in UTC.
     pub date: String,
     pub machine: String,
 }

@@ -208,7 +208,7 @@ fn program(message: &Value, path: &str, guests: Guests, cpus: usize) -> Result<P
     } else if folder == "lab" && is_integration {
         ("lab".to_owned(), "lab ".to_owned(), Place::OwnLabs)
     } else if path.contains("/loom/") {
-        // The same target once more, compiled for the model checker.
+        // The same target again, compiled for the model checker.
         (format!("{folder} loom"), format!("{folder} "), Place::Unit)
     } else if is_integration {
         (

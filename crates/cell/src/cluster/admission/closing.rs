@@ -1,4 +1,4 @@
-//! Closes a connection without waiting for what its peer has passed along.
+//! Closes a connection without waiting for descriptors that its peer has sent.
 //!
 //! A peer may send descriptors (`SCM_RIGHTS`, `unix(7)`) that this process never receives. The close of the
 //! connection closes them, too. A TCP socket among them that has `SO_LINGER` (`socket(7)`) blocks its last
@@ -53,7 +53,7 @@ fn close_held(stream: UnixStream, hold: impl FnOnce() -> io::Result<Sender<Infal
     // Else this thread waits: so many threads wait already that each more would take the host's memory.
 }
 
-/// A bound on what is under way at once.
+/// Maximum number of connections that are being closed at once.
 struct Bound(AtomicUsize, usize);
 
 impl Bound {

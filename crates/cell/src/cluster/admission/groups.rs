@@ -268,7 +268,7 @@ impl UserGroups {
         put(&folder.join("pids.max"), &tasks.to_string())
     }
 
-    /// Sets the limits of a group to what its places have together.
+    /// Sets the limits of a group to the sum of its places.
     fn bound(&self, group: &Path) -> io::Result<()> {
         let Some(known) = self.known.get(group).filter(|known| !known.is_found) else {
             return Ok(());

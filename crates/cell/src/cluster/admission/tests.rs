@@ -97,7 +97,7 @@ fn connection_counts_until_its_close_has_ended() {
     assert!(lock(&server.callers).open_of(uid) == 1);
     let deadline = Instant::now() + 5 * LINGER;
     while lock(&server.callers).open_of(uid) != 0 {
-        assert!(Instant::now() < deadline, "the connection counts for ever");
+        assert!(Instant::now() < deadline, "the connection counts forever");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

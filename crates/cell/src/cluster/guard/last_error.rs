@@ -33,7 +33,7 @@ mod tests {
         assert_eq!(last_error(&log), None);
         let noise = "2026-11-27T06:21:04Z  WARN the cell's process died\n".repeat(2000);
         std::fs::write(&log, format!("mirrorball: long ago\n{noise}")).unwrap();
-        assert_eq!(last_error(&log), None, "it is older than what is read");
+        assert_eq!(last_error(&log), None, "it is older than the part that is read");
         std::fs::write(
             &log,
             format!("{noise}mirrorball: first\nmirrorball: no address\nWARN x\n"),

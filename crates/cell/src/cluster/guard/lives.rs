@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_start_is_tried_again_for_ever_with_growing_pauses() {
+    fn failed_start_is_tried_again_forever_with_growing_pauses() {
         let mut lives = Lives::default();
         let pauses: Vec<Duration> = (0..1000).map(|_| lives.not_started()).collect();
         assert_eq!(pauses[..3], [PAUSE, PAUSE * 2, PAUSE * 4]);

@@ -86,7 +86,9 @@ fn received(client: &mut UnixStream) -> io::Result<File> {
     client.set_nonblocking(false)?;
     let uid = getsockopt(client, sockopt::PeerCredentials)?.uid();
     if uid != 0 && uid != geteuid().as_raw() {
-        return Err(io::Error::other("only the cluster's owner replaces its program"));
+        return Err(io::Error::other(
+            "only the cluster's owner replaces its program; help: run `cluster upgrade` as that user or root",
+        ));
     }
     let (GuardRequest::Upgrade { program }, mut files) =
         receive_by(client, Instant::now() + REQUEST_LIMIT).map_err(io::Error::other)?;

@@ -17,7 +17,7 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
 /// Decodes the bytes of one message; none may be left over.
 ///
 /// # Errors
-/// `InvalidData` if the bytes are no message. Lengths within the bytes that are greater than what follows
+/// `InvalidData` if the bytes are no message. Lengths within the bytes that are greater than the rest
 /// take no memory.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     let mut reader = rmp_serde::Deserializer::new(Cursor::new(bytes));

@@ -49,7 +49,7 @@ pub struct LinkSlot {
     proof: Proof,
     outgoing: SharedRing,
     incoming: SharedRing,
-    /// The incoming ring once more, to be closed when the other side is gone.
+    /// A second handle of the incoming ring, to be closed when the other side is gone.
     watched: SharedRing,
     user: User,
 }

@@ -93,7 +93,7 @@ fn messages_of_all_sizes_come_whole_and_in_order_both_ways_at_once() {
             let sender = thread::spawn(move || {
                 for number in 0..100 {
                     sending.0.send(&message(number)).unwrap();
-                    // So that both sides block now and then.
+                    // So that both sides block occasionally.
                     if number % 20 == 0 {
                         thread::sleep(Duration::from_millis(20));
                     }

@@ -24,7 +24,7 @@ pub struct RevocationWatch {
 /// The reason for which an etcd has ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// Its process ended by itself.
+    /// The server's process ended by itself.
     Exited(ExitStatus),
     /// The list of revoked certificates changed, so that it was killed.
     ListChanged,

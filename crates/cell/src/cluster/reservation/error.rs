@@ -47,19 +47,19 @@ pub enum ReservationError {
          name one of these"
     )]
     NoRegion {
-        /// The region.
+        /// Name of the region.
         region: String,
         /// The regions of the cluster.
         known: String,
     },
     /// A region's home does not send its file.
-    #[error("the shared region {region} can't be had of cell {cell}: {why}; see `mirrorball cluster status`")]
+    #[error("cell {cell} does not send the shared region {region}: {why}; see `mirrorball cluster status`")]
     RegionLost {
-        /// The region.
+        /// Name of the region.
         region: String,
-        /// Its home.
+        /// Number of the region's home cell.
         cell: u16,
-        /// The reason.
+        /// Reason, as the home or the link reports it.
         why: String,
     },
     /// There is a cluster, and none of its cells runs.

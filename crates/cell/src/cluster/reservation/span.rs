@@ -48,7 +48,7 @@ impl PartPlace {
         }
     }
 
-    /// The reason why the place is lost for good, if it is.
+    /// The reason why the place is lost permanently, if it is.
     pub fn lost(&self) -> Option<String> {
         match self {
             Self::Here(reservation) => reservation.lost().then(|| {

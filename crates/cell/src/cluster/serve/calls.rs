@@ -62,7 +62,7 @@ pub(super) fn call_others(
         events.post_after(CROSSED_LIMIT, Event::Waited);
         for pause in CALL_PAUSES {
             std::thread::sleep(pause);
-            // A cell of another version that has started since is refused, and says so itself.
+            // A cell of another version that has started since is refused, and reports that itself.
             let _ = calls.call_all(&files, &linked);
         }
     })?;

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,8 @@ use registry::cluster::interface::{CellRequest, CellResponse, CpuLending, CpuLoa
 use registry::vms::Record;
 use tracing::{debug, info};
 
-use super::Event;
 use super::adoptions::Adoptions;
+use super::{Event, Events};
 use crate::affinity::VcpuThread;
 use crate::cluster::limits::ANSWER_TIMEOUT;
 use crate::cluster::state::BusyCpus;
@@ -74,7 +74,7 @@ pub(super) fn start(
     files: &Files,
     adoptions: &Adoptions,
     report: Arc<LendingReport>,
-    events: &Sender<Event>,
+    events: &Events,
 ) -> io::Result<()> {
     let plan = files.plan()?;
     let cpus = plan
@@ -110,7 +110,7 @@ struct Balancer {
     others: Vec<u16>,
     adoptions: Adoptions,
     report: Arc<LendingReport>,
-    events: Sender<Event>,
+    events: Events,
     decisions: CellBalancer<VcpuName>,
     times: Times,
     begun: Instant,
@@ -135,7 +135,7 @@ impl Balancer {
     fn evaluate(&mut self) -> Option<()> {
         let (vcpus, busy) = self.measure();
         let (tell, told) = mpsc::channel();
-        self.events.send(Event::CpusMeasured(busy, tell)).ok()?;
+        self.events.post(Event::CpusMeasured(busy, tell));
         let Ok(lent) = told.recv_timeout(ANSWER_TIMEOUT) else {
             return Some(());
         };

@@ -1,7 +1,7 @@
 //! The files of shared regions.
 //!
 //! Each member has a descriptor of its own, which has a shared lock of the file (`flock`). A mapping keeps it
-//! as well. So an exclusive lock is to be had only when no process has or maps a file, whatever a shard does
+//! as well. So an exclusive lock is granted only when no process has or maps a file, whatever a shard does
 //! with its copy: the kernel counts. A file has a fixed length: a member that could shorten it would end the
 //! others.
 
@@ -145,8 +145,8 @@ fn bind(file: &File, bytes: u64, nodes: &[u32]) -> io::Result<()> {
         mask[*node as usize / BITS] |= 1 << (*node as usize % BITS);
     }
     let length = usize::try_from(bytes).map_err(io::Error::other)?;
-    // SAFETY: a new mapping where the kernel likes. No access is allowed, so the content of the file, which
-    // others write, is never read.
+    // SAFETY: a new mapping at an address that the kernel chooses. No access is allowed, so the content of
+    // the file, which others write, is never read.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

@@ -86,8 +86,8 @@ pub fn limits(
 }
 
 impl State {
-    /// The cell with automatic borrowing. `requested` is the record of what borrowers requested; without one,
-    /// all that is lent counts as requested.
+    /// The cell with automatic borrowing. `requested` is the record of the amounts that borrowers requested;
+    /// without one, all that is lent counts as requested.
     #[must_use]
     pub fn with_borrowing(mut self, limits: Option<Limits>, requested: Option<Amounts>) -> Self {
         self.borrowing.limits = limits;
@@ -305,7 +305,7 @@ impl State {
         self.ledger.occupy_parts(host.name.clone(), parts).is_some()
     }
 
-    /// Requests the memory that a VM needs and that is not free. None if it can't be had.
+    /// Requests the memory that a VM needs and that is not free. `None` if no cell can lend it.
     pub(super) fn begin_to_borrow(
         &mut self,
         client: Client,

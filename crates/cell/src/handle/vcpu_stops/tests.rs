@@ -99,7 +99,7 @@ impl Spanning {
 }
 
 #[test]
-fn order_goes_to_the_next_shard_only_if_the_vcpu_has_moved_and_not_for_ever() {
+fn order_goes_to_the_next_shard_only_if_the_vcpu_has_moved_and_not_forever() {
     assert_eq!(next_shard(&[0], Some(1)), Some(1));
     assert_eq!(next_shard(&[0, 1], Some(0)), Some(0), "it has moved back");
     assert_eq!(next_shard(&[0], Some(0)), None, "the refusal has another reason");

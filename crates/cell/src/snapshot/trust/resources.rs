@@ -112,10 +112,7 @@ impl Resources {
         (*resident, *paging_file, *paging_disk) = (None, None, None);
         shared.clear();
         // A promise takes memory from others, and a weight is for paged VMs.
-        if memory_min.take().is_some() {
-            let why = "nothing of its memory is kept from other programs, as the snapshot's was";
-            applied.withheld.push(why.to_owned());
-        }
+        drop_promise(memory_min, &mut applied);
         *memory_weight = None;
         if cpu_reservation.take().is_some() {
             let why = "no CPU time is reserved for it, as was for the snapshot's; `mirrorball update \
@@ -126,22 +123,12 @@ impl Resources {
         *memory_limit = self.memory_limit.or(*memory_limit);
         *io_limit = self.io_limit.or(*io_limit);
         *scratch_limit = self.scratch_limit.or(*scratch_limit);
-        if self.core_scheduling && !*core_scheduling {
-            applied
-                .withheld
-                .push("core scheduling is on, stronger than the snapshot's".to_owned());
-        }
         if *restart != RestartSpec::No {
             applied
                 .takes
                 .push("starts after its end, until it is killed".to_owned());
         }
-        *core_scheduling |= self.core_scheduling;
-        if *core_scheduling {
-            applied
-                .takes
-                .push("cores of the host, on which nothing else runs while it does".to_owned());
-        }
+        self.isolate(core_scheduling, &mut applied);
         bind_memory(memory_nodes, as_is, &mut applied);
         for NodeSpec {
             // The setting is the guest's own.
@@ -157,6 +144,21 @@ impl Resources {
         self.choose_cell(cell, &mut applied);
         self.choose_cells(cells, as_is, &mut applied);
         Ok(applied)
+    }
+
+    /// Turns core scheduling on, if the snapshot or the caller does.
+    fn isolate(&self, core_scheduling: &mut bool, applied: &mut Applied) {
+        if self.core_scheduling && !*core_scheduling {
+            applied
+                .withheld
+                .push("core scheduling is on, stronger than the snapshot's".to_owned());
+        }
+        *core_scheduling |= self.core_scheduling;
+        if *core_scheduling {
+            applied
+                .takes
+                .push("cores of the host, on which nothing else runs while it does".to_owned());
+        }
     }
 
     fn weigh(&self, cpu_weight: &mut Option<u16>, applied: &mut Applied) {
@@ -211,6 +213,14 @@ impl Resources {
             });
         }
         *cell = self.cell;
+    }
+}
+
+/// Removes the promise of memory that the snapshot's VM had.
+fn drop_promise(memory_min: &mut Option<Size>, applied: &mut Applied) {
+    if memory_min.take().is_some() {
+        let why = "nothing of its memory is kept from other programs, as the snapshot's was";
+        applied.withheld.push(why.to_owned());
     }
 }
 

@@ -49,7 +49,7 @@ fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
     let end = Arc::new(EndSignal::new().expect("an event"));
     let coherence = replica.start(&Threads::open(), &end).expect("lanes");
 
-    // A thread that waits for a page that never comes waits for ever.
+    // A thread that waits for a page that never comes waits forever.
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         let since = Instant::now();

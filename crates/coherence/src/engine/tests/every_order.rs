@@ -49,8 +49,8 @@ enum Step {
 
 impl Small {
     fn layout(&self) -> Layout {
-        let homes = (0_u32..).zip(&self.managers);
-        let home = |(first, manager): (u32, &u16)| ManagedRange {
+        let firsts = (0_u32..).zip(&self.managers);
+        let range = |(first, manager): (u32, &u16)| ManagedRange {
             first: Page(first),
             manager: NodeId(*manager),
         };
@@ -58,7 +58,7 @@ impl Small {
             me: NodeId(0),
             nodes: u16::try_from(self.programs.len()).expect("few"),
             pages: u32::try_from(self.managers.len()).expect("few"),
-            ranges: homes.map(home).collect(),
+            ranges: firsts.map(range).collect(),
             stripe: 0,
             stripes: 1,
             migratory: self.migratory,
@@ -97,7 +97,7 @@ impl Small {
             return wrong;
         }
         if !self.is_done(state) {
-            return Some("a processor waits for ever");
+            return Some("a processor waits forever");
         }
         self.pages().find_map(|page| state.world.wrong_at_rest(page))
     }

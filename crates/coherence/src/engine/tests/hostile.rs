@@ -237,7 +237,7 @@ fn only_the_manager_discards_a_page_and_receives_no_bytes() {
 fn invalid_layouts_are_refused() {
     let good = Layout::even(NodeId(1), 3, 10);
     assert_eq!(good.check(), Ok(()));
-    let firsts: Vec<u32> = good.ranges.iter().map(|home| home.first.0).collect();
+    let firsts: Vec<u32> = good.ranges.iter().map(|range| range.first.0).collect();
     assert_eq!(firsts, [0, 3, 6]);
     let with = |change: fn(&mut Layout)| {
         let mut layout = good.clone();
@@ -275,16 +275,16 @@ fn invalid_layouts_are_refused() {
 #[test]
 fn stripes_partition_the_pages_and_each_manages_its_own() {
     let stripes = 4;
-    let homes = [(0, 1), (7, 0), (12, 2), (13, 0)];
-    let home = |(first, manager)| ManagedRange {
+    let ranges = [(0, 1), (7, 0), (12, 2), (13, 0)];
+    let range = |(first, manager)| ManagedRange {
         first: Page(first),
         manager: NodeId(manager),
     };
-    let homes: Vec<ManagedRange> = homes.into_iter().map(home).collect();
+    let ranges: Vec<ManagedRange> = ranges.into_iter().map(range).collect();
     for page in (0..21).map(Page) {
         for stripe in 0..stripes {
             let layout = Layout {
-                ranges: homes.clone(),
+                ranges: ranges.clone(),
                 stripe,
                 stripes,
                 ..Layout::even(NodeId(0), 3, 21)

@@ -63,7 +63,7 @@ impl World {
             let state = &engine.states[at(page.0)];
             let nobody = state.readers.is_empty() && state.next_owner == NextOwner::NONE;
             if !nobody || state.invalidator.get().is_some() {
-                return Some("somebody waits");
+                return Some("a processor waits");
             }
             if matches!(state.stage, Stage::Asked(_) | Stage::Collecting) {
                 return Some("a node waits");

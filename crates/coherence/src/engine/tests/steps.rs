@@ -43,7 +43,7 @@ type Row = (&'static str, &'static [(u16, Want)], (u16, Want), u64, u64);
 /// manager, else three. An owner sends no request. To invalidate a copy costs two. A page without a valid
 /// copy is sent with its bytes, except for a discard.
 const COSTS: [Row; 25] = [
-    ("its manager, a page that nobody wrote", &[], (0, Write), 0, 0),
+    ("its manager, a page that no node wrote", &[], (0, Write), 0, 0),
     ("read, nobody wrote it", &[], (1, Read), 2, 0),
     ("write, nobody wrote it", &[], (1, Write), 2, 0),
     ("read of the manager's", &[(0, Write)], (1, Read), 2, 1),
@@ -108,7 +108,7 @@ const COSTS: [Row; 25] = [
         6,
         1,
     ),
-    ("discard of what nobody wrote", &[], (0, Discard), 0, 0),
+    ("discard of a page that no node wrote", &[], (0, Discard), 0, 0),
     ("discard, the manager's", &[(0, Write)], (0, Discard), 0, 0),
     ("discard, another node's", &[(1, Write)], (0, Discard), 2, 0),
     (

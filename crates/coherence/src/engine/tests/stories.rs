@@ -295,7 +295,7 @@ fn tell(seed: u64) -> Result<[u64; 8], String> {
     }
     let programs = story.programs.iter().flatten();
     if programs.into_iter().any(|(_, left)| *left > 0) {
-        return Err("a processor waits for ever".into());
+        return Err("a processor waits forever".into());
     }
     let mut pages = (0..story.pages).map(Page);
     match pages.find_map(|page| story.world.wrong_at_rest(page)) {

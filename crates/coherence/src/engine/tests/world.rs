@@ -51,7 +51,7 @@ pub struct Op {
 /// State of a processor except its program.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Processor {
-    /// Steps completed.
+    /// Number of steps that the processor has completed.
     pub done: usize,
     /// Page that the processor waits for.
     pub waits: Option<u32>,
@@ -59,7 +59,7 @@ pub struct Processor {
     pub discards: bool,
     /// Page that was granted while the processor waited, until its next step.
     pub woken: Option<u32>,
-    /// Values read.
+    /// Values that the processor has read.
     pub seen: Vec<u32>,
 }
 
@@ -209,9 +209,7 @@ impl NodeDriver<'_> {
             Body::ForwardPrefetch { requester } => {
                 self.environment.ahead[at(page.0)] = prefetches_sent.with(requester)
             }
-            Body::Nack if !prefetches_sent.has(to) => {
-                self.environment.breaks("declined what nobody asked for")
-            }
+            Body::Nack if !prefetches_sent.has(to) => self.environment.breaks("a Nack without a request"),
             Body::Copy { .. } if prefetches_sent.has(to) => {}
             Body::Copy { .. } => self.environment.answered(page, to, false),
             Body::Ownership { .. } => self.environment.answered(page, to, true),
@@ -374,7 +372,7 @@ impl World {
             *driver.memory(page) = POISON;
         }
         if self.engines[at(node)].right(page) != self.environment.rights[at(node)][at(page.0)] {
-            self.environment.breaks("rights are not what the engine says");
+            self.environment.breaks("rights differ from the engine's");
         }
         result
     }
@@ -442,7 +440,7 @@ impl World {
             (discarded, effects.contains(&Effect::Forget { page }))
         });
         if forgot != (discarded == DiscardOutcome::Done) || was_alone != forgot {
-            self.environment.breaks("another answer than what was done");
+            self.environment.breaks("the answer differs from the action");
         }
         let processor = &mut self.environment.processors[at(node)][processor];
         match discarded {

@@ -49,13 +49,13 @@ pub(super) enum MapError {
     Header(#[from] HeaderError),
     #[error("cannot be read: {0}")]
     Unreadable(io::Error),
-    #[error("has refcounts of 2^{0} bits; it is damaged")]
+    #[error("has refcounts of 2^{0} bits; it is damaged, so restore it from a copy")]
     RefcountBits(u32),
-    #[error("has an L1 table that is too short for its size; it is damaged")]
+    #[error("has an L1 table that is too short for its size; it is damaged, so restore it from a copy")]
     ShortL1,
-    #[error("says that it holds {0} snapshots; it is damaged")]
+    #[error("says that it holds {0} snapshots; it is damaged, so restore it from a copy")]
     SnapshotCount(u32),
-    #[error("has a damaged snapshot table")]
+    #[error("has a damaged snapshot table; restore it from a copy")]
     SnapshotTable,
 }
 

@@ -164,17 +164,7 @@ fn base_of_an_exclusive_overlay_stays_shared() {
     let directory = tempfile::tempdir().unwrap();
     let base = patterned(directory.path(), "base", 1 << 16);
     let path = directory.path().join("disk.qcow2");
-    qemu_img(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        "base",
-        text(&path),
-    ]);
+    create_qcow2_over("base", &path);
     let mut wanted = exclusive(&path);
     wanted.format = Some(Format::Qcow2);
     let _disk = open(&wanted).unwrap();

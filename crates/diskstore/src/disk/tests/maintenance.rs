@@ -224,17 +224,7 @@ fn header_that_a_guest_wrote_is_ignored_after_a_commit() {
     let directory = tempfile::tempdir().unwrap();
     let evil = directory.path().join("evil");
     let secret = patterned(directory.path(), "secret", DISK_BYTES);
-    qemu_img(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        text(&secret),
-        text(&evil),
-    ]);
+    create_qcow2_over(text(&secret), &evil);
     let header = std::fs::read(&evil).unwrap();
     let mut made = make("raw", |disk| write(disk, 0, &header[..65536]));
     made.shown[..65536].copy_from_slice(&header[..65536]);

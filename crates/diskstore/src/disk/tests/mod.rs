@@ -81,6 +81,11 @@ fn qemu_img(arguments: &[&str]) -> String {
     text
 }
 
+/// Creates a qcow2 file at `path` over a raw base.
+fn create_qcow2_over(base: &str, path: &Path) {
+    qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, text(path)]);
+}
+
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -24,7 +24,7 @@ fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, SAME, NOBODY, SAME) };
             // SAFETY: no arguments.
             let is_root = unsafe { libc::geteuid() } == 0;
-            assert!(changed == 0 || !is_root, "root may become anybody");
+            assert!(changed == 0 || !is_root, "root may become any user");
             work()
         });
         worker.join().unwrap()
@@ -112,17 +112,7 @@ fn guest_that_writes_a_qcow2_header_into_its_raw_disk_reads_no_file_of_the_host(
     let directory = tempfile::tempdir().unwrap();
     let secret = patterned(directory.path(), "secret", 1 << 16);
     let header = directory.path().join("header");
-    qemu_img(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        text(&secret),
-        text(&header),
-    ]);
+    create_qcow2_over(text(&secret), &header);
     let path = directory.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     // The guest's write, through a disk that was detected as raw.
@@ -149,17 +139,7 @@ fn qcow2_with_a_backing_file_needs_an_explicit_format() {
     let directory = tempfile::tempdir().unwrap();
     patterned(directory.path(), "base", 1 << 16);
     let path = directory.path().join("disk.qcow2");
-    qemu_img(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        "base",
-        text(&path),
-    ]);
+    create_qcow2_over("base", &path);
     let mut wanted = request(&path, "vm");
     let refused = message(open(&wanted));
     assert!(refused.contains("format = \"qcow2\""), "{refused}");

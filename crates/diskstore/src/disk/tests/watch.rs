@@ -45,17 +45,7 @@ fn a_base_of_a_base_is_watched_too() {
     let directory = tempfile::tempdir().unwrap();
     let raw = patterned(directory.path(), "base.raw", 1 << 20);
     let base = directory.path().join("base.qcow2");
-    qemu_img(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-F",
-        "raw",
-        "-b",
-        "base.raw",
-        text(&base),
-    ]);
+    create_qcow2_over("base.raw", &base);
     let mut wanted = request(&base, "a");
     wanted.format = Some(Format::Qcow2);
     for persistent in [false, true] {

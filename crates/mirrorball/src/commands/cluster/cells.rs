@@ -1,11 +1,15 @@
 //! The cells of this host, as subcommands find them.
 
+use std::io;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use config::cluster::CellPlan;
 use miette::{IntoDiagnostic, Result, miette};
-use registry::cluster::files::Files;
+use registry::cluster::client::Connection;
+use registry::cluster::files::{CellFiles, Files};
+use registry::cluster::interface::{CellRequest, CellResponse};
 
 use crate::commands::execution_site::in_lab;
 
@@ -26,6 +30,38 @@ pub(super) fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<Cell
         return Ok(ControlFlow::Continue(plan));
     }
     in_lab()?.map_or_else(|| Err(no_cluster()), |code| Ok(ControlFlow::Break(code)))
+}
+
+/// Repeats a request until the cell has carried it out, or no longer needs to (`is_over`).
+///
+/// # Errors
+/// The reason of the last attempt, after `limit`.
+pub(super) fn repeat_until_done(
+    cell: &CellFiles,
+    request: &CellRequest,
+    limit: Duration,
+    interval: Duration,
+    is_over: impl Fn(&CellFiles) -> bool,
+) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    while !is_over(cell) {
+        let answer = Connection::open(cell).and_then(|mut connection| {
+            connection.limit_wait(deadline.saturating_duration_since(Instant::now()))?;
+            connection.ask(request)
+        });
+        let why = match answer {
+            Ok(CellResponse::Done) => return Ok(()),
+            Ok(CellResponse::Refused { why }) => io::Error::other(why),
+            Ok(other) => io::Error::other(other.unexpected()),
+            Err(error) => error,
+        };
+        // The next attempt would have no time, and its error would hide this one.
+        if Instant::now() + interval >= deadline {
+            return Err(why);
+        }
+        std::thread::sleep(interval);
+    }
+    Ok(())
 }
 
 /// Refuses a cell that is not in this host's `plan`.

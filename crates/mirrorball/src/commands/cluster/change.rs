@@ -13,13 +13,13 @@ use cell::cluster::hosts::{Hosts, PROGRAM};
 use cell::cluster::membership::{self, Members};
 use config::cluster::{ClusterSpec, HostPlan, Site};
 use miette::{IntoDiagnostic, Result, miette};
-use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{CellRequest, CellResponse};
+use registry::cluster::interface::CellRequest;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{KeyFiles, replace_revocation_list};
 
 use super::super::hosts::command_request;
+use super::cells::repeat_until_done;
 use super::plan::folder;
 
 /// Time limit for a cell to apply a change: its process may just be starting.
@@ -111,22 +111,9 @@ fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
 
 /// Switches a cell to the hosts in its files. A stopped cell reads them when it starts.
 fn take_hosts(cell: &CellFiles) -> std::io::Result<()> {
-    let deadline = Instant::now() + TAKE_LIMIT;
-    while cell.runs() {
-        let answer =
-            Connection::open(cell).and_then(|mut connection| connection.ask(&CellRequest::TakeHosts));
-        let why = match answer {
-            Ok(CellResponse::Done) => return Ok(()),
-            Ok(CellResponse::Refused { why }) => std::io::Error::other(why),
-            Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
-            Err(error) => error,
-        };
-        if Instant::now() > deadline {
-            return Err(why);
-        }
-        std::thread::sleep(INTERVAL);
-    }
-    Ok(())
+    repeat_until_done(cell, &CellRequest::TakeHosts, TAKE_LIMIT, INTERVAL, |cell| {
+        !cell.runs()
+    })
 }
 
 /// Replaces a cluster file atomically. Its permissions stay.

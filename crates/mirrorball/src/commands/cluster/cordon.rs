@@ -39,6 +39,6 @@ pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
     })? {
         CellResponse::Done => Ok(ExitCode::SUCCESS),
         CellResponse::Refused { why } => Err(miette!("{why}")),
-        other => Err(miette!("an answer to another question: {other:?}")),
+        other => Err(miette!("{}", other.unexpected())),
     }
 }

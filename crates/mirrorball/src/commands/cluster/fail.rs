@@ -10,13 +10,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{CellRequest, CellResponse};
+use registry::cluster::interface::CellRequest;
 use registry::cluster::user_vms::UserVm;
 use registry::control::{Request, ask};
 use registry::journal::{self, Change};
 use registry::vms::{Record, Registry};
 
-use super::cells::{cells_here, check_is_here};
+use super::cells::{cells_here, check_is_here, repeat_until_done};
 use super::users;
 
 /// Time limit for the VMs that depend on the cell to end.
@@ -119,25 +119,9 @@ fn end_process(cell: &CellFiles) -> bool {
 
 /// Waits until a survivor has recovered from the failure.
 fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
-    let deadline = Instant::now() + LIMIT;
+    let request = CellRequest::Recover { cell: failed };
     // A survivor that fails meanwhile recovers nothing.
-    while !survivor.has_failed() {
-        let answer = Connection::open(survivor).and_then(|mut connection| {
-            connection.limit_wait(deadline.saturating_duration_since(Instant::now()))?;
-            connection.ask(&CellRequest::Recover { cell: failed })
-        });
-        let why = match answer {
-            Ok(CellResponse::Done) => return Ok(()),
-            Ok(CellResponse::Refused { why }) => std::io::Error::other(why),
-            Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
-            Err(error) => error,
-        };
-        if Instant::now() > deadline {
-            return Err(why);
-        }
-        std::thread::sleep(INTERVAL);
-    }
-    Ok(())
+    repeat_until_done(survivor, &request, LIMIT, INTERVAL, CellFiles::has_failed)
 }
 
 /// Ends the VMs that depend on the cell when no other cell can.

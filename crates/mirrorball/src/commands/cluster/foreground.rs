@@ -57,7 +57,7 @@ struct Seen {
     has_cells: bool,
 }
 
-/// Next action.
+/// Step that the command takes after a look at the cluster.
 #[derive(Debug, Eq, PartialEq)]
 enum Next {
     /// Continue: cells run, or are expected to.

@@ -82,7 +82,7 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
     })? {
         CellResponse::Done => {}
         CellResponse::Refused { why } => return Err(miette!("{why}")),
-        other => return Err(miette!("an answer to another question: {other:?}")),
+        other => return Err(miette!("{}", other.unexpected())),
     }
     match &names[..] {
         [] => println!("{name} is forgotten: it had no VM"),

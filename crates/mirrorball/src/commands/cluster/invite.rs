@@ -174,7 +174,13 @@ fn serve(
                     VALID.as_secs() / 60
                 ));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(miette!("no host can call here any more")),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(miette!(
+                    help = "see whether the host is out of files or threads, and invite it again",
+                    "the invitation of host {} accepts no calls any more",
+                    plan.host
+                ));
+            }
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
 

@@ -174,7 +174,7 @@ fn ask(token: &Token, request: &JoinRequest) -> Result<JoinAnswer> {
     };
     answer().map_err(|error| {
         miette!(
-            help = "see what `mirrorball cluster invite` says there",
+            help = "see the output of `mirrorball cluster invite` there",
             "{address} has not answered: {error}"
         )
     })

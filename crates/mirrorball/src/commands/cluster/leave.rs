@@ -147,7 +147,7 @@ fn cordon(files: &Files, cells: &[u16], cordoned: bool) -> Result<()> {
         match answer {
             Ok(CellResponse::Done) => {}
             Ok(CellResponse::Refused { why }) => return Err(miette!("{why}")),
-            Ok(other) => return Err(miette!("an answer to another question: {other:?}")),
+            Ok(other) => return Err(miette!("{}", other.unexpected())),
             // A dead cell admits no VM; its VMs are found below.
             Err(_) if !cell.runs() => {}
             Err(error) => {

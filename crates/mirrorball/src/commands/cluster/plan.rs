@@ -13,7 +13,7 @@ use miette::{IntoDiagnostic, Result, miette};
 /// Plan of a cluster for this host.
 pub(super) struct Planned {
     pub(super) cells: Vec<CellPlan>,
-    /// Numbers of the cells whose memory is a share of what their nodes have.
+    /// Numbers of the cells whose memory is a share of that of their nodes.
     pub(super) shares: BTreeSet<u16>,
     /// None if the file names no hosts.
     pub(super) site: Option<Site>,

@@ -1,4 +1,4 @@
-//! `mirrorball cluster status`: shows the cells and what runs there.
+//! `mirrorball cluster status`: shows the cells and their VMs.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,12 @@ use crate::commands::execution_site::in_lab;
 
 pub(super) fn status(json: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    let known = client::status(&files).map_err(|error| miette!("the cells do not answer: {error}"))?;
+    let known = client::status(&files).map_err(|error| {
+        miette!(
+            help = "see the logs of the cells in the runtime directory, or try again",
+            "the cells do not answer: {error}"
+        )
+    })?;
     let Some(status) = known else {
         if let Some(code) = users::status(json)? {
             return Ok(code);
@@ -105,7 +110,7 @@ pub(super) fn print(status: &Status, users: &[UserPlan]) {
     }
 }
 
-/// A shared region: its memory, and what its members may do.
+/// A shared region: its memory, and the access of its members.
 fn region_line(cell: &CellStatus, region: &RegionStatus) -> String {
     let members: Vec<String> = region
         .members

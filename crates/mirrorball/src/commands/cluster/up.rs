@@ -73,7 +73,12 @@ pub(super) fn up(
         .map_err(|error| miette!(help = "correct the line, or remove the file", "{error}"))?;
     let StartPlan { cells, to_start } = begin(&files, &planned, foreground)?;
     for number in to_start {
-        start(&files, number).map_err(|error| miette!("cell {number} does not start: {error}"))?;
+        start(&files, number).map_err(|error| {
+            miette!(
+                help = "`mirrorball cluster down` ends the cells that have started",
+                "cell {number} does not start: {error}"
+            )
+        })?;
     }
     let Planned { site, users, .. } = planned;
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
@@ -135,7 +140,7 @@ fn check_host(site: &Site) -> Result<bool> {
 /// All cells of this host, and those that have to be started.
 struct StartPlan {
     cells: Vec<CellPlan>,
-    /// Their numbers.
+    /// Numbers of the cells to start.
     to_start: Vec<u16>,
 }
 
@@ -274,7 +279,12 @@ fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<O
             (None, Some(status)) => return Ok(Some(status)),
             _ if foreground::is_to_end() => return Ok(None),
             (Some(cell), _) => cell.number,
-            (None, None) => return Err(miette!("the cluster has no cell to wait for")),
+            (None, None) => {
+                return Err(miette!(
+                    help = "give this host a cell in the cluster's file",
+                    "the cluster has no cell to wait for"
+                ));
+            }
         };
         let (cell, now) = (files.cell(number), Instant::now());
         if cell.runs() {

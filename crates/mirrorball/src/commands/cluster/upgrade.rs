@@ -70,9 +70,7 @@ fn ask(cell: &CellFiles) -> std::io::Result<Protocols> {
     match Connection::open(cell)?.ask(&CellRequest::Protocols)? {
         CellResponse::Protocols(protocols) => Ok(protocols),
         CellResponse::Refused { why } => Err(std::io::Error::other(why)),
-        other => Err(std::io::Error::other(format!(
-            "an answer to another question: {other:?}"
-        ))),
+        other => Err(std::io::Error::other(other.unexpected())),
     }
 }
 

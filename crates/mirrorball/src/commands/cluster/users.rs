@@ -163,8 +163,12 @@ pub(super) fn status(json: bool) -> Result<Option<ExitCode>> {
     if geteuid().is_root() {
         return Ok(None);
     }
-    let reply = request(&Request::Status {})
-        .map_err(|error| miette!("the host's cluster does not answer: {error}"))?;
+    let reply = request(&Request::Status {}).map_err(|error| {
+        miette!(
+            help = "try again, or tell the cluster's administrator",
+            "the host's cluster does not answer: {error}"
+        )
+    })?;
     match reply {
         Some(Reply::Status(status)) if json => {
             println!("{}", serde_json::to_string_pretty(&status).into_diagnostic()?);

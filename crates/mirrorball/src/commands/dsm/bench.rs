@@ -42,7 +42,7 @@ pub struct BenchArgs {
     /// Programs of the sizes that a second host is meant for, a second or so each
     #[arg(long, requires = "kernels")]
     large: bool,
-    /// Tell what each node of the programs waited for, in each phase, for a model of other links; stops
+    /// Print the waits of each node of the programs, in each phase, for a model of other links; stops
     /// between phases take time
     #[arg(long, requires = "kernels")]
     phases: bool,
@@ -157,7 +157,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         };
         // Node 1 manages the second part of the pages.
         let first = (0..4 * PAGES)
-            .find(|page| nodes.session.node().home(*page) == 1)
+            .find(|page| nodes.session.node().manager(*page) == 1)
             .ok_or_else(|| miette!("node 1 manages no page"))?;
         figures.bare(&nodes, args.rounds)?;
         figures.faults(&nodes, args.rounds, first)?;

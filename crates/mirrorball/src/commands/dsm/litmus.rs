@@ -71,7 +71,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
     let pages = node.bytes() as u32 / page::PAGE_LEN as u32;
     // The first page that the last node manages, so that the variables have different managers.
     let second = (0..pages)
-        .find(|page| node.home(*page) == nodes.count - 1)
+        .find(|page| node.manager(*page) == nodes.count - 1)
         .ok_or_else(|| miette!("the last node manages no page"))?;
     let mut batch = 1;
     let runs = args.nodes.placings().len() as u64 * u64::from(CPUS_MAX) * Test::ALL.len() as u64;

@@ -169,7 +169,12 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
         command.arg("--keys").arg(keys).arg("--name").arg(name);
     }
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = started.map_err(|error| miette!("can't start another node: {error}"))?;
+    let mut child = started.map_err(|error| {
+        miette!(
+            help = "see whether the host is out of processes",
+            "can't start another node: {error}"
+        )
+    })?;
     let mut line = String::new();
     if let Some(output) = child.stdout.take() {
         let _ = BufReader::new(output).read_line(&mut line);
@@ -181,7 +186,7 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
         .unwrap_or_default();
     let peer = format!("{name}{}", line.trim())
         .parse()
-        .map_err(|_| miette!("another node does not start; what it said is above"))?;
+        .map_err(|_| miette!(help = "its error is above", "another node does not start"))?;
     Ok((child, peer))
 }
 

@@ -178,6 +178,7 @@ impl Follower {
                 }
                 FollowEvent::MonitorGone => {
                     return Err(miette!(
+                        help = "see `mirrorball events` for their ends, and start them again",
                         "the monitors of the VMs and their keepers died; the VMs ended with them"
                     ));
                 }

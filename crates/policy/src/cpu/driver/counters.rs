@@ -35,12 +35,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a move.
+    /// Increments the count of moves of this kind.
     pub fn count_move(&mut self, kind: MoveKind) {
         self.moves[kind as usize] += 1;
     }
 
-    /// Counts a refusal.
+    /// Increments the count of refusals for this reason.
     pub fn count_refusal(&mut self, refusal: Refusal) {
         self.refused[refusal as usize] += 1;
     }

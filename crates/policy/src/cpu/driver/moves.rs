@@ -1,7 +1,7 @@
 //! Moves of vCPUs between drivers.
 //!
-//! The receiver starts each transfer, whoever found the reason, because it alone guards its queue against two
-//! vCPUs of one VM: it takes none of a VM that it has or awaits. The owner may refuse.
+//! The receiver starts each transfer, also if the sender found the reason, because it alone guards its queue
+//! against two vCPUs of one VM: it takes none of a VM that it has or awaits. The owner may refuse.
 
 use super::super::entry::{VcpuEntry, VcpuState};
 use super::super::message::{Change, Effect, Message, MoveReason, Refusal};

@@ -68,7 +68,7 @@ impl Given {
     }
 }
 
-/// Published state as one driver sees it: its own state and its messages are newer than what is published.
+/// Published state as one driver sees it: its own state and its messages are newer than the published ones.
 pub struct Seen<'a, V> {
     /// Published state of the machine, up to three ticks old.
     pub view: &'a V,

@@ -1,4 +1,4 @@
-//! Each threshold at its value and one byte beside it, and what holds for all inputs.
+//! Each threshold at its value and one byte beside it, and properties of all inputs.
 
 use std::collections::BTreeMap;
 

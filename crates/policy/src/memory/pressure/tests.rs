@@ -160,7 +160,7 @@ proptest! {
             }
             before = risen;
         }
-        prop_assert!(false, "limits are lowered for ever: {before:?} of {vms:?}");
+        prop_assert!(false, "limits are lowered forever: {before:?} of {vms:?}");
     }
 
     /// Cells and monitors that see the same host, each with VMs of its own.
@@ -212,7 +212,7 @@ proptest! {
                 return Ok(());
             }
         }
-        prop_assert!(false, "limits are lowered for ever: {vms:?}");
+        prop_assert!(false, "limits are lowered forever: {vms:?}");
     }
 }
 
@@ -221,7 +221,7 @@ fn shard_that_keeps_its_pages_holds_up_no_trim_of_others() {
     let mut pressure = Pressure::default();
     let honest = |resident| vm(500_000, LEAST, 100, resident);
     let mut resident = 500_000;
-    // It reports ever more, and more than there is.
+    // It reports more each time, and more than there is.
     for round in 0..GRACE_ROUNDS * 40 {
         let stubborn = vm(500_000, LEAST, 100, 500_000 + u64::from(round) * 1_000_000);
         let limits = pressure.round(

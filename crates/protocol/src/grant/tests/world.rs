@@ -29,7 +29,7 @@ pub struct World {
     pub links: Links<Message>,
     /// Pending grants and recalls: requesting cell, other cell.
     asked: Vec<(CellId, CellNumber)>,
-    /// How often what came of what was tried.
+    /// Count of each result of each attempt.
     pub count: Count,
 }
 
@@ -66,7 +66,7 @@ impl World {
         world
     }
 
-    /// A cell starts, reads what is in writing, finds the VMs that run there, and of those that have ended
+    /// A cell starts, reads its record, finds the VMs that run there, and of those that have ended
     /// these; then links to all that live.
     pub fn start(&mut self, cell: CellId, ended: &[(Vm, Amounts)]) {
         let others: Vec<CellId> = self.cells.keys().copied().collect();

@@ -105,7 +105,7 @@ fn messages_of_an_earlier_link_are_not_delivered_on_a_new_one() {
         world.links.clear(at, to);
         world.link(at, to);
     }
-    // The relay passes on what was sent over the first link.
+    // The relay forwards the message of the first link.
     world.deliver(id(0), id(1));
     world.deliver(id(1), id(2));
     world.deliver(id(0), id(2));

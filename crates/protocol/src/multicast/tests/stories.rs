@@ -44,7 +44,7 @@ fn run(seed: u64, counts: &mut Counts) {
     let mut world = World::new(u16::try_from(count).unwrap(), rng.below(2) == 0);
     let told = rng.below(2) == 0;
     let calm = rng.below(3) == 0;
-    // Now and then much is sent before anything comes.
+    // Occasionally much is sent before anything comes.
     let pace = if rng.below(8) == 0 { 2 } else { 12 };
     for _ in 0..200 {
         let cells: Vec<CellId> = world.cells.keys().copied().collect();

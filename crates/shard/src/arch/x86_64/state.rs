@@ -203,7 +203,7 @@ fn model_specific(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<kvm_msr_entry>, St
         .map_or(0, |entry| entry.data);
     for entry in &mut found {
         // Zero also means that the timer has expired and its interrupt is pending, which no register shows.
-        // Such a timer expires once more, at once.
+        // Such a timer expires again, at once.
         if entry.index == MSR_TSC_DEADLINE && entry.data == 0 {
             entry.data = tsc;
         }

@@ -234,7 +234,7 @@ fn shard_whose_peer_is_lost_ends_the_vm_and_names_the_peer() {
     let (near, far) = pairs();
     let (ram, coherence, end) = shard(0, near);
     ram.write_obj(1_u64, GuestAddress(0)).expect("its own home");
-    // A thread waits for a page of the other shard, for ever.
+    // A thread waits for a page of the other shard, forever.
     thread::spawn(move || ram.read_obj::<u64>(GuestAddress(BYTES - 8)));
     thread::sleep(Duration::from_millis(50));
     drop(far);
@@ -425,7 +425,7 @@ fn packets_of_three_shards_follow_page_tables_and_an_impossible_one_ends_the_vm(
         detail,
         "the shard in cell 1: its packet comes after changes that there can't be"
     );
-    hears.join().expect("the receiver does not wait for ever");
+    hears.join().expect("the receiver does not wait forever");
 }
 
 #[test]

@@ -55,7 +55,8 @@ impl WaitingRequests {
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Adds a waiting request: a new one, or, between `take` and `tried`, one that was retried in vain.
+    /// Adds a waiting request: a new one, or, between `take` and `tried`, one that was retried without
+    /// success.
     pub fn add(&mut self, waiting: Waiting) -> io::Result<()> {
         if self.trying.is_none() {
             if self.requests.is_empty() {

@@ -154,7 +154,7 @@ impl NetHandler {
                 }
             }
             Pause::NoBuffers => add(&self.metrics.rx_stalls, 1),
-            // A dead file would be reported for ever.
+            // A dead file would be reported forever.
             Pause::Unreadable => interest = EpollFlags::empty(),
         }
         self.listen(pair, interest, sources)?;

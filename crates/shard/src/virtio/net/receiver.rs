@@ -35,7 +35,7 @@ pub(super) enum Pause {
     Idle,
     /// The guest has posted too few buffers for the next frame.
     NoBuffers,
-    /// The backend has failed or was closed: its file would be reported as ready for ever.
+    /// The backend has failed or was closed: its file would be reported as ready forever.
     Unreadable,
 }
 
@@ -49,7 +49,7 @@ enum Attempt {
 
 impl Receiver<'_> {
     /// Moves frames until the guest has no buffers, the backend has no frames, or the limit of an event is
-    /// reached. Notifies the guest of what was delivered.
+    /// reached. Notifies the guest of the delivered frames.
     pub(super) fn run(mut self) -> Result<Pause, DeviceError> {
         let memory = &**self.memory;
         self.rx.queue.disable_notification(memory).map_err(protocol)?;

@@ -81,7 +81,7 @@ pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
     };
     let length = usize::try_from(bytes + ALIGN).map_err(io::Error::other)?;
     let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping where the kernel likes; nothing else is touched.
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing else is touched.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, reserve, -1, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());

@@ -8,7 +8,7 @@ use registry::cluster::interface::{AdmitVm, VmShare};
 use super::super::*;
 use crate::machine::Cells;
 
-/// The claimer.
+/// Cell that claims the key.
 const SOURCE: u16 = 0;
 /// Time between two moments of a vote at which relays fail. A vote takes some 110 us.
 const STEP_NS: Time = 15_000;

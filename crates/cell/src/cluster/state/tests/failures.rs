@@ -65,7 +65,7 @@ fn failed_cell_ends_exactly_the_vms_that_depend_on_it() {
     let expected = [(0, "own2"), (0, "ring2"), (1, "ring1"), (3, "borrows")];
     let expected: Vec<(u16, String)> = expected.map(|(by, name)| (by, name.to_owned())).to_vec();
     assert_eq!(world.ended(), expected, "each by its own cell, or by the heir");
-    // Until the host has none of them, their names and what the cell had are not free.
+    // Until the host has none of them, their names and the cell's memory are not free.
     let status = world.status(id(0, 1));
     assert!(status.cells[2].failed && status.cells[2].life.is_none());
     assert_eq!(status.cells[0].lent, [part(2, 100)]);

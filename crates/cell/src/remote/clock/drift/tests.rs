@@ -43,7 +43,7 @@ fn the_rate_is_as_good_as_two_rounds_are_short_and_far_apart() {
     }
     let known = drift.at(60 * SECOND);
     assert_eq!(known.rate_ppb, 40_000);
-    // 2 us in 50 s, and what crystals wander.
+    // 2 us in 50 s, and the wander of crystals.
     assert_eq!(known.rate_error_ppb, 40 + WANDER_PPB);
     assert_eq!(known.ahead, 60 * 40_000);
     assert_eq!(known.error, 1_000 + 540 * 10);

@@ -14,7 +14,7 @@ struct Config {
     claims: Vec<(u16, Name)>,
     /// A cell that may die, once.
     mortal: Option<u16>,
-    /// It may start anew.
+    /// Whether a dead cell may start anew.
     returns: bool,
     /// How often owners change entries; the last change removes one.
     changes: u8,

@@ -109,7 +109,7 @@ impl Model for Small {
                 broken.is_none()
             }),
             // Each step removes an item from a channel, an event slot or a thread, so only new messages can
-            // continue for ever.
+            // continue forever.
             Property::always("comes to rest", |_, state: &State| {
                 state.world.messages <= MESSAGES_MAX
             }),

@@ -212,7 +212,7 @@ impl World {
 
     fn broken_at_rest(&self, state: &FakeVcpuState) -> Option<&'static str> {
         let Some(shard) = self.shards.iter().find(|shard| shard.residency.is_here) else {
-            return Some("the vCPU is in transit for ever");
+            return Some("the vCPU is in transit forever");
         };
         let owner = Owner {
             shard: shard.residency.me,
