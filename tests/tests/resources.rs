@@ -16,7 +16,7 @@ use guest_tests::command::Running;
 use guest_tests::{host, wait};
 use serde_json::Value;
 
-use two_cells::{Cells, END_LIMIT, NAME, SMALL, SOON, as_pid};
+use two_cells::{Cells, END_LIMIT, NAME, SMALL, SOON, as_pid, names_of};
 
 /// More than a cell has: 32 MiB of it are borrowed.
 const LARGE: &str = "memory = \"224M\"\ncell = 1\n";

@@ -164,7 +164,7 @@ pub(super) fn as_pid(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
-fn names_of(cell: &Value) -> Vec<&str> {
+pub(super) fn names_of(cell: &Value) -> Vec<&str> {
     let vms = cell["vms"].as_array().into_iter().flatten();
     vms.filter_map(Value::as_str).collect()
 }
