@@ -1,9 +1,10 @@
 //! The program stressMem (Cellular Disco, SOSP '99, section 6) in a guest of which half can be in the host's
 //! memory: paged by Mirrorball, without and with the virtual paging disk, and by the host's swap under QEMU.
 //! `bench-paging --mirrorball PATH --kernel VMLINUX --initrd INITRD --folder DIR --out FILE.json --machine
-//! TEXT [--runs N] [--resident-mib N] [--memory-mib N] [--array-mib N] [--kinds LIST]`.
+//! TEXT [--runs N] [--resident-mib N] [--memory-mib N] [--array-mib N] [--kinds LIST] [--add RECORD]`.
 //!
-//! All kinds run in turn, `runs` times. The paging file, the guest's disk and the host's swap are files in
+//! With `--add` the runs are added to those of an earlier record, so that one kind can be repeated alone. All
+//! kinds run in turn, `runs` times. The paging file, the guest's disk and the host's swap are files in
 //! the folder. Needs root, for control groups and swap, KVM and `qemu-system-x86_64`.
 
 mod control_group;
@@ -25,6 +26,7 @@ use bench::options::Options;
 use kinds::{Kind, Sizes};
 use report::Report;
 use sample::{Run, take};
+use serde_json::Value;
 
 /// Files of a run, and its sizes.
 pub struct Environment {
@@ -74,14 +76,19 @@ impl Drop for Environment {
 fn run() -> Outcome<()> {
     let options = Options::of_process(
         "bench-paging --mirrorball PATH --kernel VMLINUX --initrd INITRD --folder DIR --out FILE.json \
-         --machine TEXT [--runs N] [--resident-mib N] [--memory-mib N] [--array-mib N] [--kinds LIST]",
+         --machine TEXT [--runs N] [--resident-mib N] [--memory-mib N] [--array-mib N] [--kinds LIST] \
+         [--add RECORD]",
     )?;
     let runs: usize = options.get("runs").unwrap_or("3").parse()?;
     let kinds = options
         .get("kinds")
         .map_or(Ok(Kind::ALL.to_vec()), Kind::of_list)?;
     let (out, machine) = (options.needed("out")?, options.needed("machine")?);
+    let earlier = options.get("add").map(record).transpose()?;
     let environment = Environment::new(&options)?;
+    let report = |all: &_| Report::of(machine, environment.sizes, all, earlier.as_ref());
+    // Sizes that differ are refused before the first run.
+    report(&Kind::ALL.map(|_| Vec::new()))?;
     let mut all = Kind::ALL.map(|_| Vec::new());
     for run in 1..=runs {
         for (place, kind) in Kind::ALL.into_iter().enumerate() {
@@ -92,12 +99,18 @@ fn run() -> Outcome<()> {
             eprintln!("bench-paging: run {run} of {runs}, {}: {taken:?}", kind.name());
             all[place].push(taken);
             // Finished runs are saved, should a later one fail.
-            let report = Report::of(machine, environment.sizes, &all);
-            fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+            fs::write(out, serde_json::to_string_pretty(&report(&all)?)? + "\n")?;
         }
     }
-    print!("{}", Report::of(machine, environment.sizes, &all).markdown()?);
+    print!("{}", report(&all)?.markdown()?);
     Ok(())
+}
+
+/// Reads the record of earlier runs.
+fn record(file: &str) -> Outcome<Value> {
+    let wrong = |error: String| format!("--add: {file}: {error}");
+    let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    Ok(serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?)
 }
 
 /// Takes a sample. In emulation a nested guest dies occasionally, under any VMM. The sample is then taken

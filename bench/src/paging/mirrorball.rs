@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::Environment;
 use crate::kinds::Kind;
-use crate::sample::{Host, HostPages, cmdline, start};
+use crate::sample::{Faults, Host, HostPages, cmdline, start};
 
 const NAME: &str = "bench-paging";
 const PAGE_BYTES: u64 = 4096;
@@ -143,6 +143,13 @@ fn host_pages(paging: &Value) -> Outcome<HostPages> {
         read: number(paging, "/read_bytes")? / PAGE_BYTES,
         written: number(paging, "/written_bytes")? / PAGE_BYTES,
         without_io,
+        faults: Some(Faults {
+            zero: number(paging, "/faults/zero")?,
+            second_chance: number(paging, "/faults/without_io")?,
+            read_ahead: number(paging, "/faults/read_ahead")?,
+            with_io: number(paging, "/faults/with_io")?,
+            unchanged_pages: number(paging, "/unchanged_bytes")? / PAGE_BYTES,
+        }),
     })
 }
 
@@ -159,11 +166,24 @@ mod tests {
 
     #[test]
     fn pages_are_those_of_the_paging_file_and_swapped_ones_without_io() {
-        let mut paging = json!({ "read_bytes": 3 * 4096, "written_bytes": 64 * 4096, "disk": null });
+        let mut paging = json!({
+            "read_bytes": 3 * 4096,
+            "written_bytes": 64 * 4096,
+            "unchanged_bytes": 5 * 4096,
+            "faults": { "zero": 1, "without_io": 2, "read_ahead": 4, "with_io": 8 },
+            "disk": null,
+        });
         let mut pages = HostPages {
             read: 3,
             written: 64,
             without_io: None,
+            faults: Some(Faults {
+                zero: 1,
+                second_chance: 2,
+                read_ahead: 4,
+                with_io: 8,
+                unchanged_pages: 5,
+            }),
         };
         assert_eq!(host_pages(&paging).unwrap(), pages);
         paging["disk"] = json!({

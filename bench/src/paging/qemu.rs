@@ -84,6 +84,7 @@ impl Host for Qemu<'_> {
             read,
             written,
             without_io: None,
+            faults: None,
         })
     }
 }

@@ -28,6 +28,35 @@ pub struct HostPages {
     pub written: u64,
     /// Pages that the guest swapped without I/O. None without a virtual paging disk.
     pub without_io: Option<u64>,
+    /// Faults of the guest. None where the host's kernel answers them.
+    pub faults: Option<Faults>,
+}
+
+/// Faults that a monitor has answered, by kind, and pages that left memory without a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// First accesses to pages of zeroes.
+    pub zero: u64,
+    /// Accesses to pages that waited in memory for a second chance.
+    pub second_chance: u64,
+    /// First accesses to pages that were read ahead.
+    pub read_ahead: u64,
+    /// Accesses to pages that had to be read.
+    pub with_io: u64,
+    /// Pages that left memory without a write, as they were unchanged since they were read.
+    pub unchanged_pages: u64,
+}
+
+impl Faults {
+    fn since(self, before: Self) -> Self {
+        Self {
+            zero: self.zero.saturating_sub(before.zero),
+            second_chance: self.second_chance.saturating_sub(before.second_chance),
+            read_ahead: self.read_ahead.saturating_sub(before.read_ahead),
+            with_io: self.with_io.saturating_sub(before.with_io),
+            unchanged_pages: self.unchanged_pages.saturating_sub(before.unchanged_pages),
+        }
+    }
 }
 
 impl HostPages {
@@ -39,6 +68,9 @@ impl HostPages {
             without_io: self
                 .without_io
                 .map(|pages| pages.saturating_sub(before.without_io.unwrap_or(0))),
+            faults: self
+                .faults
+                .map(|faults| faults.since(before.faults.unwrap_or_default())),
         }
     }
 }

@@ -7,8 +7,8 @@ use crate::vm::{Size, VmSpec};
 pub(crate) const RESIDENT_MIN_BYTES: u64 = 16 << 20;
 const PAGE_BYTES: u64 = 4096;
 /// Memory of a shard for the state of each page of a paged VM, and for the page's slot in the paging file
-/// (`docs/design/paging.md`): 9 bytes, and 26 bytes and a bit.
-const PAGE_STATE_BYTES: u64 = 36;
+/// (`docs/design/paging.md`): 13 bytes, and 26 bytes and a bit.
+const PAGE_STATE_BYTES: u64 = 40;
 /// Memory of a shard for each page of a paging disk: an entry of the disk's table (4 bytes), and the slot.
 const DISK_PAGE_STATE_BYTES: u64 = 31;
 const MIB: u64 = 1 << 20;

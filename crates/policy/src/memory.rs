@@ -5,5 +5,6 @@ pub mod borrowing;
 pub mod paging_disk;
 pub mod paging_slots;
 pub mod pressure;
+pub mod read_ahead;
 pub mod resident_set;
 mod slot_bitmap;

@@ -82,7 +82,7 @@ fn limit_of_memory_needs_no_room_for_what_is_paged_out() {
     let text = |limit| {
         format!("image = \"debian-12\"\nmemory = \"512M\"\nresident = \"64M\"\nmemory_limit = \"{limit}\"\n")
     };
-    // The state of each page of the guest takes 36 bytes: 4.5 MiB.
+    // The state of each page of the guest takes 40 bytes: 5 MiB.
     assert!(taken("memory_limit", &text("133M")));
     assert!(!taken("memory_limit", &text("132M")));
 }

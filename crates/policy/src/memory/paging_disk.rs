@@ -96,21 +96,26 @@ impl PagingDisk {
 
     /// Writes a page of the guest to a page of the disk, without its bytes if they are not in memory.
     pub fn put(&mut self, at: u32, page: u32, set: &ResidentSet, slots: &mut PagingSlots) -> Put {
-        match set.state(page) {
-            PageState::Zero => {
-                self.set(at, None, slots);
-                Put::Zero
-            }
-            PageState::Resident | PageState::SecondChance | PageState::Writing => Put::Copy,
-            PageState::PagedOut | PageState::Reading => match set.slot(page) {
-                // The reference is added before the former one of the same slot, if it is, is released.
-                Some(slot) if slots.share(slot) => {
-                    self.set(at, Some(slot), slots);
-                    Put::Shared
-                }
-                _ => Put::ReadAndCopy,
-            },
+        if set.state(page) == PageState::Zero {
+            self.set(at, None, slots);
+            return Put::Zero;
         }
+        match set.slot(page).filter(|_| set.has_slots_content(page)) {
+            Some(slot) if self.share(at, slot, slots) => Put::Shared,
+            _ if set.is_in_memory(page) => Put::Copy,
+            _ => Put::ReadAndCopy,
+        }
+    }
+
+    /// Has a page of the disk refer to the slot of a page of the guest, which has the same content. Returns
+    /// false, and changes nothing, if the slot has as many references as it can count.
+    pub fn share(&mut self, at: u32, slot: u32, slots: &mut PagingSlots) -> bool {
+        // The reference is added before the former one of the same slot, if it is, is released.
+        let is_shared = slots.share(slot);
+        if is_shared {
+            self.set(at, Some(slot), slots);
+        }
+        is_shared
     }
 
     /// Reads a page of the disk into a page of the guest, whose content is lost, without bytes.

@@ -11,15 +11,27 @@
 //!                     ^  ^  ^                |                            |  |  |
 //!                     |  |  +----- touch ----+             touch: Resident  |  |
 //!                     |  |                                                  |  |
-//!            read_done|  +-- touch -- Zero <--- written(None), zeroes only -+  |
+//!            read_done|  +-- touch -- Zero <------- written(Zero) ----------+  |
 //!                     |                                                        |
-//!                   Reading <--------- touch, read_ahead -- PagedOut <---------+ written(Some(slot))
+//!                   Reading <--------- touch, read_ahead -- PagedOut <---------+ written
+//!                     ^                                     |     ^
+//!                     | touch                    read_ahead |     | take_unused
+//!                     +----------------------- ReadingAhead +     |
+//!                                                   | read_done   |
+//!                                 Resident <-touch- ReadAhead ----+
 //! ```
 //!
 //! [`ResidentSet::release`] makes a page of any state [`PageState::Zero`], and [`ResidentSet::replace`]
 //! [`PageState::PagedOut`]. A page is in exactly one state.
-//! The set takes 9 bytes of memory for each page, is deterministic, and every operation but the scan for a
-//! read-ahead takes constant time for each page that it returns.
+//!
+//! A page that was read back keeps the reference to its slot, its *former slot*, until it is written to
+//! another one or [`ResidentSet::release_former`] is called. The page may have changed since: the caller
+//! compares both when the page leaves memory, and writes it only if they differ.
+//!
+//! The set takes 13 bytes of memory for each page, is deterministic, and every operation but the scan for a
+//! read-ahead and [`ResidentSet::stop_keeping_slots`] takes constant time for each page that it returns.
+
+use super::read_ahead::ReadAhead;
 
 /// Least limit that a VM's user may set, pages: 16 MiB. The resident size of small VMs in Cellular Disco's
 /// measurements is 10 to 15 MB (section 5.2).
@@ -31,6 +43,10 @@ pub const WRITE_CLUSTER_PAGES: u32 = 64;
 /// Greatest number of pages that are read together: 32 KiB; ours. A longer read delays the page that a vCPU
 /// waits for, and displaces as many pages.
 pub const READ_CLUSTER_PAGES: u32 = 8;
+
+/// Greatest number of pages in memory that were read ahead and not touched: 256 KiB; ours. The oldest ones
+/// beyond it leave memory.
+const UNUSED_PAGES_MAX: u32 = 64;
 
 /// Pages by which the FIFO outgrows its part of the limit before it is trimmed, so that pages are unmapped
 /// together; ours.
@@ -53,8 +69,36 @@ pub enum PageState {
     Writing,
     /// In a slot only.
     PagedOut,
-    /// In a slot, which is being read.
+    /// In a slot, which is being read to be mapped.
     Reading,
+    /// In a slot, which is being read ahead.
+    ReadingAhead,
+    /// In memory, unmapped, and in a slot with the same content: it was read ahead, and not touched since.
+    ReadAhead,
+}
+
+impl PageState {
+    const ALL: [Self; 8] = [
+        Self::Zero,
+        Self::Resident,
+        Self::SecondChance,
+        Self::Writing,
+        Self::PagedOut,
+        Self::Reading,
+        Self::ReadingAhead,
+        Self::ReadAhead,
+    ];
+}
+
+/// Reason why a touched page is in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// It had its second chance.
+    SecondChance,
+    /// It was read ahead.
+    ReadAhead,
+    /// The kernel unmapped it, or another thread has mapped it meanwhile.
+    Resident,
 }
 
 /// Step that makes a touched page accessible.
@@ -62,12 +106,8 @@ pub enum PageState {
 pub enum Touch {
     /// A page of zeroes has to be mapped.
     MapZero,
-    /// The page is in memory and has to be mapped. `saved_io` if it was unmapped by [`ResidentSet::trim`];
-    /// otherwise the kernel unmapped it, or another thread has mapped it meanwhile.
-    MapCached {
-        /// Whether the page had its second chance.
-        saved_io: bool,
-    },
+    /// The page is in memory and has to be mapped.
+    MapCached(Cached),
     /// The slot has to be read, then [`ResidentSet::read_done`] called.
     Read {
         /// Slot of the page.
@@ -75,6 +115,28 @@ pub enum Touch {
     },
     /// The page is being read by another thread, which maps it.
     Wait,
+}
+
+/// Step that a page needs whose slot was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadDone {
+    /// The page is resident now, and has to be mapped.
+    Map,
+    /// The page was read ahead: it has to be put into memory, unmapped. No thread waits for it.
+    Keep,
+    /// The page was released or replaced meanwhile. Threads that wait for it have to touch it again.
+    Drop,
+}
+
+/// Content of a page that leaves memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Zeroes.
+    Zero,
+    /// That of a new slot.
+    Slot(u32),
+    /// That of this slot, which was its former slot when both were compared.
+    Unchanged(u32),
 }
 
 /// Numbers of pages by state, and the limit.
@@ -88,6 +150,8 @@ pub struct Counts {
     pub writing: u32,
     /// Pages that are being read.
     pub reading: u32,
+    /// Pages in memory that were read ahead, and not touched since.
+    pub read_ahead: u32,
     /// Pages in slots only.
     pub paged_out: u32,
     /// Greatest number of pages in memory.
@@ -97,7 +161,7 @@ pub struct Counts {
 impl Counts {
     /// Returns the number of pages in memory, or on their way into it.
     pub fn in_memory(&self) -> u32 {
-        self.resident + self.second_chance + self.writing + self.reading
+        self.resident + self.second_chance + self.writing + self.reading + self.read_ahead
     }
 }
 
@@ -121,11 +185,18 @@ impl List {
 pub struct ResidentSet {
     /// [`PageState`] of each page, as a number: memory that no page has used is not touched.
     states: Vec<u8>,
+    /// The page before it in its list; of a page that is paged out, the one that [follows](Self::link) it.
     before: Vec<u32>,
-    /// The next page of the list; the slot of a page in one.
     after: Vec<u32>,
+    /// The slot to which each page refers plus one; 0 for none. So memory that no page has used is not
+    /// touched.
+    slots: Vec<u32>,
     resident: List,
     second_chance: List,
+    /// Pages that were read ahead, and not touched since.
+    unused: List,
+    ahead: ReadAhead,
+    keeps_slots: bool,
     writing: u32,
     reading: u32,
     paged_out: u32,
@@ -140,8 +211,12 @@ impl ResidentSet {
             states: vec![0; bytes],
             before: vec![0; bytes],
             after: vec![0; bytes],
+            slots: vec![0; bytes],
             resident: List::EMPTY,
             second_chance: List::EMPTY,
+            unused: List::EMPTY,
+            ahead: ReadAhead::default(),
+            keeps_slots: true,
             writing: 0,
             reading: 0,
             paged_out: 0,
@@ -161,6 +236,7 @@ impl ResidentSet {
             second_chance: self.second_chance.pages,
             writing: self.writing,
             reading: self.reading,
+            read_ahead: self.unused.pages,
             paged_out: self.paged_out,
             limit: self.limit,
         }
@@ -173,28 +249,59 @@ impl ResidentSet {
 
     /// Returns the state of a page.
     pub fn state(&self, page: u32) -> PageState {
-        match self.states[page as usize] {
-            0 => PageState::Zero,
-            1 => PageState::Resident,
-            2 => PageState::SecondChance,
-            3 => PageState::Writing,
-            4 => PageState::PagedOut,
-            _ => PageState::Reading,
-        }
+        PageState::ALL[usize::from(self.states[page as usize])]
     }
 
-    /// Returns the slot of a page that is in one.
+    /// Returns the slot to which a page refers. The page may have changed since if it
+    /// [is in memory](Self::is_in_memory) and was touched ([`ResidentSet::has_slots_content`]).
     pub fn slot(&self, page: u32) -> Option<u32> {
-        matches!(self.state(page), PageState::PagedOut | PageState::Reading)
-            .then(|| self.after[page as usize])
+        self.slots[page as usize].checked_sub(1)
+    }
+
+    /// Returns whether the content of a page is certainly that of its slot: it was not mapped since.
+    pub fn has_slots_content(&self, page: u32) -> bool {
+        matches!(
+            self.state(page),
+            PageState::PagedOut | PageState::Reading | PageState::ReadingAhead | PageState::ReadAhead
+        )
+    }
+
+    /// Returns the window of the read-ahead, and its counters.
+    pub fn ahead(&self) -> &ReadAhead {
+        &self.ahead
     }
 
     /// Returns whether the memory's file has the page.
     pub fn is_in_memory(&self, page: u32) -> bool {
         matches!(
             self.state(page),
-            PageState::Resident | PageState::SecondChance | PageState::Writing
+            PageState::Resident | PageState::SecondChance | PageState::Writing | PageState::ReadAhead
         )
+    }
+
+    /// Returns whether a page that was read back keeps its slot.
+    pub fn keeps_slots(&self) -> bool {
+        self.keeps_slots
+    }
+
+    /// Has pages keep no slots from now on: the paging file needs them. Returns those that pages in memory
+    /// had, in time linear in the number of all pages; pages that were not mapped since keep theirs.
+    pub fn stop_keeping_slots(&mut self) -> Vec<u32> {
+        if !std::mem::take(&mut self.keeps_slots) {
+            return Vec::new();
+        }
+        (0..self.pages())
+            .filter_map(|page| self.release_former(page))
+            .collect()
+    }
+
+    /// Drops the reference of a page in memory to its former slot, which it returns: the page is about to
+    /// change, or has changed.
+    pub fn release_former(&mut self, page: u32) -> Option<u32> {
+        if self.has_slots_content(page) {
+            return None;
+        }
+        self.take_slot(page)
     }
 
     /// Records that a page was touched while it was not mapped, and returns the step that it needs.
@@ -204,53 +311,107 @@ impl ResidentSet {
                 self.push_resident(page);
                 Touch::MapZero
             }
-            PageState::Resident => Touch::MapCached { saved_io: false },
+            PageState::Resident => Touch::MapCached(Cached::Resident),
             PageState::SecondChance => {
                 self.unlink(page);
                 self.push_resident(page);
-                Touch::MapCached { saved_io: true }
+                Touch::MapCached(Cached::SecondChance)
             }
             PageState::Writing => {
                 self.writing -= 1;
                 self.push_resident(page);
-                Touch::MapCached { saved_io: true }
+                Touch::MapCached(Cached::SecondChance)
             }
             PageState::PagedOut => {
-                self.begin_read(page);
+                self.begin_read(page, PageState::Reading);
                 Touch::Read {
-                    slot: self.after[page as usize],
+                    slot: self.slots[page as usize] - 1,
                 }
             }
             PageState::Reading => Touch::Wait,
+            PageState::ReadingAhead => {
+                self.ahead.used();
+                self.states[page as usize] = PageState::Reading as u8;
+                Touch::Wait
+            }
+            PageState::ReadAhead => {
+                self.ahead.used();
+                self.unlink(page);
+                self.push_resident(page);
+                Touch::MapCached(Cached::ReadAhead)
+            }
         }
     }
 
-    /// Returns the number of pages after `page`, which is being read from `slot`, that lie in the slots after
-    /// it, at most `most`. They are being read from then on.
-    pub fn read_ahead(&mut self, page: u32, slot: u32, most: u32) -> u32 {
-        let follows = |ahead: &u32| {
-            let next = page.checked_add(*ahead).filter(|next| *next < self.pages());
-            next.is_some_and(|next| {
-                self.state(next) == PageState::PagedOut
-                    && slot.checked_add(*ahead) == Some(self.after[next as usize])
-            })
-        };
-        let count = (1..=most).take_while(follows).count() as u32;
-        for ahead in 1..=count {
-            self.begin_read(page + ahead);
+    /// Records that the guest has moved both pages together: a read of the first one may bring the second one
+    /// too. Nothing changes unless the first one is paged out.
+    pub fn link(&mut self, first: u32, second: u32) {
+        if self.state(first) == PageState::PagedOut {
+            self.before[first as usize] = second;
         }
-        count
     }
 
-    /// Records that `slot` was read for `page`, which was being read. Returns whether the page is resident
-    /// now and has to be mapped; not if it was released meanwhile.
-    pub fn read_done(&mut self, page: u32, slot: u32) -> bool {
-        let is_wanted = self.state(page) == PageState::Reading && self.after[page as usize] == slot;
-        if is_wanted {
-            self.reading -= 1;
-            self.push_resident(page);
+    /// Appends to `pages`, of which the last one is being read from `slot`, those that are read with it: each
+    /// follows the one before in memory or by a [link](Self::link), and lies in the next slot. They are as
+    /// many as the window has room for, and are being read from then on.
+    pub fn read_ahead(&mut self, slot: u32, pages: &mut Vec<u32>) {
+        let plan = self.ahead.plan(self.unused.pages);
+        let first = pages.len();
+        let mut last = pages.last().copied();
+        for ahead in 1..=plan.pages {
+            let follows = |page: &u32| {
+                self.states.get(*page as usize) == Some(&(PageState::PagedOut as u8))
+                    && slot.checked_add(ahead) == self.slot(*page)
+            };
+            let neighbours = last.map(|last| [self.before[last as usize], last.saturating_add(1)]);
+            last = neighbours.and_then(|neighbours| neighbours.into_iter().find(follows));
+            let Some(page) = last else { break };
+            pages.push(page);
         }
-        is_wanted
+        let count = (pages.len() - first) as u32;
+        for (left, page) in (0..count).rev().zip(&pages[first..]) {
+            let state = match left < plan.unmapped {
+                true => PageState::ReadingAhead,
+                false => PageState::Reading,
+            };
+            self.begin_read(*page, state);
+        }
+        self.ahead.read(count);
+    }
+
+    /// Records that `slot` was read for `page`, and returns the step that the page needs. It keeps its
+    /// reference to the slot.
+    pub fn read_done(&mut self, page: u32, slot: u32) -> ReadDone {
+        let state = self.state(page);
+        if self.slot(page) != Some(slot) {
+            return ReadDone::Drop;
+        }
+        match state {
+            PageState::Reading => {
+                self.reading -= 1;
+                self.push_resident(page);
+                ReadDone::Map
+            }
+            PageState::ReadingAhead => {
+                self.reading -= 1;
+                self.states[page as usize] = PageState::ReadAhead as u8;
+                push(&mut self.unused, &mut self.before, &mut self.after, page);
+                ReadDone::Keep
+            }
+            _ => ReadDone::Drop,
+        }
+    }
+
+    /// Takes the oldest pages that were read ahead and not touched, if there are more than may be. They are
+    /// paged out. The caller removes them from memory before it lets a touch be recorded.
+    pub fn take_unused(&mut self, taken: &mut Vec<u32>) {
+        while self.unused.pages > UNUSED_PAGES_MAX.min(self.second_chance_pages() / 2) {
+            let page = self.unused.first;
+            self.unlink(page);
+            self.page_out(page);
+            self.ahead.unused();
+            taken.push(page);
+        }
     }
 
     /// Returns whether pages should leave the FIFO or memory: [`ResidentSet::trim`] or
@@ -293,18 +454,33 @@ impl ResidentSet {
         }
     }
 
-    /// Records that the content of a page is in `slot`, or is zero if there is none. Returns whether the page
-    /// has left memory: not if it was touched or released since [`ResidentSet::take_for_writing`].
-    pub fn written(&mut self, page: u32, slot: Option<u32>) -> bool {
+    /// Records the place of a page's content. Returns whether the page has left memory: not if it was touched
+    /// or released since [`ResidentSet::take_for_writing`], or if its former slot was.
+    ///
+    /// # Panics
+    /// If the page has a former slot, and the content is elsewhere: the slot's reference would be lost.
+    pub fn written(&mut self, page: u32, content: Content) -> bool {
         if self.state(page) != PageState::Writing {
             return false;
+        }
+        let slot = match content {
+            Content::Zero => None,
+            Content::Slot(slot) | Content::Unchanged(slot) => Some(slot),
+        };
+        let former = self.slot(page);
+        if matches!(content, Content::Unchanged(_)) {
+            if former != slot {
+                self.not_written(&[page]);
+                return false;
+            }
+        } else {
+            assert_eq!(former, None, "page {page} leaves its former slot");
         }
         self.writing -= 1;
         match slot {
             Some(slot) => {
-                self.states[page as usize] = PageState::PagedOut as u8;
-                self.after[page as usize] = slot;
-                self.paged_out += 1;
+                self.slots[page as usize] = slot + 1;
+                self.page_out(page);
             }
             None => self.states[page as usize] = PageState::Zero as u8,
         }
@@ -333,31 +509,30 @@ impl ResidentSet {
 
     /// Makes a page zero, whatever its state: the guest does not use it. Returns the slot that it had.
     pub fn release(&mut self, page: u32) -> Option<u32> {
-        let slot = self.slot(page);
         match self.state(page) {
-            PageState::Zero => {}
-            PageState::Resident | PageState::SecondChance => self.unlink(page),
+            // Memory of a page that was never used is not touched.
+            PageState::Zero => return None,
+            PageState::Resident | PageState::SecondChance | PageState::ReadAhead => self.unlink(page),
             PageState::Writing => self.writing -= 1,
             PageState::PagedOut => self.paged_out -= 1,
-            PageState::Reading => self.reading -= 1,
+            PageState::Reading | PageState::ReadingAhead => self.reading -= 1,
         }
         self.states[page as usize] = PageState::Zero as u8;
-        slot
+        self.take_slot(page)
     }
 
     /// Replaces the content of a page, whatever its state, by that of `slot`. The caller has removed the page
     /// from memory. Returns the slot that it had.
     pub fn replace(&mut self, page: u32, slot: u32) -> Option<u32> {
         let before = self.release(page);
-        self.states[page as usize] = PageState::PagedOut as u8;
-        self.after[page as usize] = slot;
-        self.paged_out += 1;
+        self.slots[page as usize] = slot + 1;
+        self.page_out(page);
         before
     }
 
     /// Returns whether more pages are in memory than may be, without those that are on their way out.
     fn is_over_limit(&self) -> bool {
-        self.resident.pages + self.second_chance.pages + self.reading > self.limit
+        self.resident.pages + self.second_chance.pages + self.unused.pages + self.reading > self.limit
     }
 
     /// Returns the length of the second-chance list from which on its pages are written.
@@ -365,10 +540,22 @@ impl ResidentSet {
         (self.limit / SECOND_CHANCE_DIVISOR).max(WRITE_CLUSTER_PAGES.min(self.limit / 2))
     }
 
-    fn begin_read(&mut self, page: u32) {
+    fn begin_read(&mut self, page: u32, state: PageState) {
         self.paged_out -= 1;
         self.reading += 1;
-        self.states[page as usize] = PageState::Reading as u8;
+        self.states[page as usize] = state as u8;
+    }
+
+    fn page_out(&mut self, page: u32) {
+        self.paged_out += 1;
+        self.states[page as usize] = PageState::PagedOut as u8;
+        self.before[page as usize] = NONE;
+    }
+
+    fn take_slot(&mut self, page: u32) -> Option<u32> {
+        let slot = self.slot(page)?;
+        self.slots[page as usize] = 0;
+        Some(slot)
     }
 
     fn push_resident(&mut self, page: u32) {
@@ -380,6 +567,7 @@ impl ResidentSet {
     fn unlink(&mut self, page: u32) {
         let list = match self.state(page) {
             PageState::Resident => &mut self.resident,
+            PageState::ReadAhead => &mut self.unused,
             _ => &mut self.second_chance,
         };
         let (before, after) = (self.before[page as usize], self.after[page as usize]);

@@ -1,10 +1,10 @@
 //! Encryption of pages in the paging file.
 //!
 //! The key is random, is in this process's memory only, and is gone when the process ends: the file is
-//! unreadable afterwards. Each page is sealed by AES-256-GCM (NIST SP 800-38D). The nonce counts the writes,
-//! so none is used twice with the key. The tag is the checksum. Nonce and tag stay in memory ([`Seal`], 24
-//! bytes for each slot), so that a page which is damaged, which is another's, or which is an older one of the
-//! same slot does not pass.
+//! unreadable afterwards. Each page is sealed by AES-256-GCM (NIST SP 800-38D). The nonce counts the writes.
+//! So none is used twice with the key, except for a comparison, whose ciphertext is dropped. The tag is the
+//! checksum. Nonce and tag stay in memory ([`Seal`], 24 bytes for each slot). So a page that is damaged, that
+//! is another's, or that is an older one of the same slot does not pass.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,16 +98,35 @@ impl PageCipher {
     pub fn seal(&self, slot: u32, page: &mut [u8; PAGE_LEN]) -> io::Result<Seal> {
         // 2^64 writes of 4 KiB do not happen.
         let write = self.writes.fetch_add(1, Ordering::Relaxed);
-        let tag = self
-            .key
-            .seal_in_place_separate_tag(nonce(write), Aad::from(slot.to_le_bytes()), page)
-            .map_err(|_| io::Error::other("the page cannot be encrypted"))?;
-        let mut seal = Seal {
-            write,
-            tag: [0; TAG_BYTES],
-        };
-        seal.tag.copy_from_slice(tag.as_ref());
-        Ok(seal)
+        let tag = self.tag(slot, write, page)?;
+        Ok(Seal { write, tag })
+    }
+
+    /// Returns whether a page has the content that was sealed for `slot`. Its bytes are encrypted again with
+    /// the nonce of the seal, in `scratch`: the ciphertext is the same, or is used nowhere. Two contents have
+    /// the same tag with a probability of 2^-119 at most: the guest does not know the key of the checksum.
+    ///
+    /// # Errors
+    /// As [`PageCipher::seal`].
+    pub fn is_sealed(
+        &self,
+        slot: u32,
+        seal: &Seal,
+        page: &[u8; PAGE_LEN],
+        scratch: &mut [u8; PAGE_LEN],
+    ) -> io::Result<bool> {
+        scratch.copy_from_slice(page);
+        Ok(self.tag(slot, seal.write, scratch)? == seal.tag)
+    }
+
+    /// Encrypts a page in place, and returns its tag.
+    fn tag(&self, slot: u32, write: u64, page: &mut [u8; PAGE_LEN]) -> io::Result<[u8; TAG_BYTES]> {
+        let aad = Aad::from(slot.to_le_bytes());
+        let sealed = self.key.seal_in_place_separate_tag(nonce(write), aad, page);
+        let tag = sealed.map_err(|_| io::Error::other("the page cannot be encrypted"))?;
+        let mut bytes = [0; TAG_BYTES];
+        bytes.copy_from_slice(tag.as_ref());
+        Ok(bytes)
     }
 
     /// Decrypts a page of `slot` in place.
@@ -169,6 +188,31 @@ mod tests {
             assert_eq!(table.get(slot), seal);
         }
         assert_eq!(table.get(2), Seal::default());
+    }
+
+    #[test]
+    fn content_of_a_slot_is_recognized_and_any_other_is_not() {
+        let cipher = PageCipher::new().unwrap();
+        let mut scratch = [0; PAGE_LEN];
+        let seal = cipher.seal(5, &mut page()).unwrap();
+        assert!(cipher.is_sealed(5, &seal, &page(), &mut scratch).unwrap());
+        for bit in [0, 8 * PAGE_LEN / 2, 8 * PAGE_LEN - 1] {
+            let mut changed = page();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                !cipher.is_sealed(5, &seal, &changed, &mut scratch).unwrap(),
+                "bit {bit}"
+            );
+        }
+        assert!(
+            !cipher.is_sealed(6, &seal, &page(), &mut scratch).unwrap(),
+            "another slot"
+        );
+        let newer = cipher.seal(5, &mut [7; PAGE_LEN]).unwrap();
+        assert!(
+            !cipher.is_sealed(5, &newer, &page(), &mut scratch).unwrap(),
+            "a newer write"
+        );
     }
 
     #[test]

@@ -71,6 +71,8 @@ impl DiskCounters {
 pub struct PagingDiskIo {
     paging: Arc<Paging>,
     buffer: PageBuffer,
+    /// A page that was compared.
+    scratch: PageBuffer,
     /// Pages of the disk whose bytes are in the buffer, in order.
     copied: Vec<u32>,
     bytes: u64,
@@ -83,6 +85,7 @@ impl PagingDiskIo {
         (pages > 0).then(|| Self {
             paging: paging.clone(),
             buffer: PageBuffer::new(WRITE_CLUSTER_PAGES),
+            scratch: PageBuffer::new(1),
             copied: Vec::with_capacity(PART_PAGES),
             bytes: u64::from(pages) * PAGE_BYTES,
         })
@@ -108,7 +111,9 @@ impl PagingDiskIo {
             };
             let buffer = &mut self.buffer.pages()[self.copied.len()];
             let is_moved = match piece.whole_page(&self.paging, from) {
-                Some(page) => self.paging.put(piece.at, page, buffer)?,
+                Some(page) => self
+                    .paging
+                    .put(piece.at, page, buffer, &mut self.scratch.pages()[0])?,
                 None => Move::Bytes,
             };
             match is_moved {
@@ -141,14 +146,18 @@ impl PagingDiskIo {
     /// If the paging file can't be read. A page that can't be removed from memory ends the VM.
     pub fn read(&mut self, offset: u64, into: &mut SegmentCursor<'_>) -> io::Result<u64> {
         let mut done = 0;
+        // The page of the guest that the request has moved just before.
+        let mut before = None;
         for _ in 0..PART_PAGES {
             let Some(piece) = Piece::next(offset + done, into.left()) else {
                 break;
             };
-            let is_moved = match piece.whole_page(&self.paging, into) {
-                Some(page) => self.paging.fetch(piece.at, page)?,
+            let page = piece.whole_page(&self.paging, into);
+            let is_moved = match page {
+                Some(page) => self.paging.fetch(piece.at, page, before)?,
                 None => false,
             };
+            before = page;
             if is_moved {
                 into.skip(PAGE_LEN);
             } else {
@@ -230,12 +239,20 @@ enum Move {
 }
 
 impl Paging {
-    /// Writes a page of the guest to the disk: by reference, or by a copy of its bytes in `buffer`.
-    fn put(&self, at: u32, page: u32, buffer: &mut [u8; PAGE_LEN]) -> io::Result<Move> {
+    /// Writes a page of the guest to the disk: by reference, or by a copy of its bytes in `buffer`. The bytes
+    /// of `scratch` are undefined afterwards.
+    fn put(
+        &self,
+        at: u32,
+        page: u32,
+        buffer: &mut [u8; PAGE_LEN],
+        scratch: &mut [u8; PAGE_LEN],
+    ) -> io::Result<Move> {
         let mut state = self.state();
         let State {
             set,
             slots,
+            seals,
             disk,
             counters,
             ..
@@ -247,20 +264,31 @@ impl Paging {
                 // The memory's file has the page as long as the lock is held. No fault is caused, so a page
                 // with a second chance keeps its place.
                 self.memory.read(page, buffer)?;
-                if !is_zero(buffer) {
+                if is_zero(buffer) {
+                    disk.set(at, None, slots);
+                    counters.disk.puts.zero += 1;
+                    return Ok(Move::Done);
+                }
+                // A page that was read back may have the content of its former slot still.
+                let former = match set.slot(page) {
+                    Some(slot) if self.store.is_content(slot, &seals.get(slot), buffer, scratch)? => {
+                        Some(slot)
+                    }
+                    _ => None,
+                };
+                if !former.is_some_and(|slot| disk.share(at, slot, slots)) {
                     return Ok(Move::Copied);
                 }
-                disk.set(at, None, slots);
-                counters.disk.puts.zero += 1;
+                counters.disk.puts.without_io += 1;
             }
             Put::ReadAndCopy => return Ok(Move::Bytes),
         }
         Ok(Move::Done)
     }
 
-    /// Reads a page of the disk into a page of the guest by reference. Returns false if its bytes have to be
-    /// accessed.
-    fn fetch(&self, at: u32, page: u32) -> io::Result<bool> {
+    /// Reads a page of the disk into a page of the guest by reference. A read of page `before` may bring it
+    /// too from then on. Returns false if its bytes have to be accessed.
+    fn fetch(&self, at: u32, page: u32, before: Option<u32>) -> io::Result<bool> {
         let mut state = self.state();
         let State {
             set,
@@ -280,6 +308,9 @@ impl Paging {
             }
             Fetch::Copy => return Ok(false),
         };
+        if let Some(before) = before {
+            set.link(before, page);
+        }
         if remove {
             // Under the same lock: a touch that comes now is answered after the removal.
             self.remove(page..page + 1)?;
@@ -329,13 +360,17 @@ impl Paging {
         while done < at.len() {
             let written = self.write_slots(&mut pages[done..]);
             let mut state = self.state();
+            let run = written.inspect_err(|_| {
+                state.counters.refused += 1;
+                // The next request may find room.
+                state.stop_keeping_slots();
+            })?;
             let State {
                 slots,
                 disk,
                 counters,
                 ..
             } = &mut *state;
-            let run = written.inspect_err(|_| counters.refused += 1)?;
             counters.disk.puts.with_io += run.len() as u64;
             for (at, slot) in at[done..].iter().zip(run.clone()) {
                 disk.set(*at, Some(slot), slots);

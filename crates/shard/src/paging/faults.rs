@@ -7,9 +7,11 @@ use std::time::Duration;
 use dsm::{FAULTS_MAX, Fault, PAGE_LEN};
 use locks::IgnorePoison;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use policy::memory::resident_set::{READ_CLUSTER_PAGES, Touch};
+use policy::memory::paging_slots::PagingSlots;
+use policy::memory::resident_set::{Cached, READ_CLUSTER_PAGES, ReadDone, ResidentSet, Touch};
 
 use super::cipher::Seal;
+use super::guest_pages::for_runs;
 use super::store::PageBuffer;
 use super::{Paging, State};
 
@@ -19,11 +21,14 @@ const OVERDRAFT_PAGES: u32 = 256;
 /// fault, so the wait is bounded, and the limit is soft.
 const EVICTION_WAIT: Duration = Duration::from_millis(5);
 
-/// A read of successive slots for successive pages.
+/// A read of successive slots.
 struct Read {
-    page: u32,
+    /// The page of each slot. A thread waits for the first one.
+    pages: Vec<u32>,
     slot: u32,
     seals: Vec<Seal>,
+    /// Whether the thread that waits for the first page writes to it.
+    is_write: bool,
 }
 
 impl Paging {
@@ -58,7 +63,7 @@ impl Paging {
             let page = self.memory.page_at(fault.address);
             // The kernel reports faults of the registered mappings only.
             let page = page.ok_or_else(|| host(io::ErrorKind::InvalidInput.into()))?;
-            reads.extend(self.answer(page).map_err(host)?);
+            reads.extend(self.answer(page, fault.write).map_err(host)?);
         }
         for read in reads {
             self.read_back(&read, pages)?;
@@ -80,7 +85,7 @@ impl Paging {
     }
 
     /// Answers a fault without I/O, or returns what has to be read.
-    fn answer(&self, page: u32) -> io::Result<Option<Read>> {
+    fn answer(&self, page: u32, is_write: bool) -> io::Result<Option<Read>> {
         let at = self.memory.address(page).ok_or(io::ErrorKind::InvalidInput)?;
         let mut state = self.state();
         let State {
@@ -99,14 +104,21 @@ impl Paging {
                     result => result,
                 }?;
             }
-            Touch::MapCached { saved_io } => {
-                counters.faults_without_io += u64::from(saved_io);
+            Touch::MapCached(cached) => {
+                match cached {
+                    Cached::SecondChance => counters.faults_without_io += 1,
+                    Cached::ReadAhead => counters.faults_ahead += 1,
+                    Cached::Resident => {}
+                }
+                release_former(set, slots, page, is_write);
                 self.map_cached(at)?;
             }
             Touch::Read { slot } => {
                 counters.faults_with_io += 1;
-                let count = 1 + set.read_ahead(page, slot, READ_CLUSTER_PAGES - 1);
-                let range = slot..slot + count;
+                let mut pages = Vec::with_capacity(READ_CLUSTER_PAGES as usize);
+                pages.push(page);
+                set.read_ahead(slot, &mut pages);
+                let range = slot..slot + pages.len() as u32;
                 for slot in range.clone() {
                     // The read's own reference: the page may be released meanwhile, and the slot must not be
                     // written anew. A slot has as many as all threads' faults can take.
@@ -115,7 +127,12 @@ impl Paging {
                     }
                 }
                 let seals = range.map(|slot| seals.get(slot)).collect();
-                return Ok(Some(Read { page, slot, seals }));
+                return Ok(Some(Read {
+                    pages,
+                    slot,
+                    seals,
+                    is_write,
+                }));
             }
             Touch::Wait => {}
         }
@@ -131,27 +148,43 @@ impl Paging {
         }
     }
 
-    fn read_back(&self, read: &Read, pages: &mut [[u8; PAGE_LEN]]) -> Result<(), String> {
-        let pages = &mut pages[..read.seals.len()];
-        let done = self.store.read(read.slot, &read.seals, pages);
+    fn read_back(&self, read: &Read, buffer: &mut [[u8; PAGE_LEN]]) -> Result<(), String> {
+        let buffer = &mut buffer[..read.seals.len()];
+        let done = self.store.read(read.slot, &read.seals, buffer);
         done.map_err(|error| error.to_string())?;
         let mut state = self.state();
         let State {
             set, slots, counters, ..
         } = &mut *state;
-        for ((page, slot), bytes) in (read.page..).zip(read.slot..).zip(&*pages) {
+        for ((&page, slot), bytes) in read.pages.iter().zip(read.slot..).zip(&*buffer) {
             let at = self.memory.address(page).unwrap_or_default();
-            let mapped = if set.read_done(page, slot) {
-                counters.read_pages += 1;
-                slots.release(slot);
-                self.userfault.map_copy(at, bytes, true)
-            } else {
+            let done = set.read_done(page, slot);
+            counters.read_pages += u64::from(done != ReadDone::Drop);
+            let mapped = match done {
+                ReadDone::Map => {
+                    release_former(set, slots, page, read.is_write && page == read.pages[0]);
+                    self.userfault.map_copy(at, bytes, true)
+                }
+                // The state is that of a page without waiting threads, and changes under the lock only.
+                ReadDone::Keep => self.memory.write(page, bytes),
                 // It was released meanwhile: the threads that wait touch it again.
-                self.userfault.wake(at)
+                ReadDone::Drop => self.userfault.wake(at),
             };
             slots.release(slot);
             mapped.map_err(|error| format!("a page that was read back cannot be mapped: {error}"))?;
         }
-        Ok(())
+        let mut unused = Vec::new();
+        set.take_unused(&mut unused);
+        unused.sort_unstable();
+        for_runs(&unused, |run| self.remove(run)).map_err(|error| error.to_string())
+    }
+}
+
+/// Frees the former slot of a page that is about to be mapped, if it is written to, or if pages keep none.
+fn release_former(set: &mut ResidentSet, slots: &mut PagingSlots, page: u32, is_write: bool) {
+    if (is_write || !set.keeps_slots())
+        && let Some(slot) = set.release_former(page)
+    {
+        slots.release(slot);
     }
 }

@@ -155,6 +155,15 @@ impl GuestPages {
         self.file.read_exact_at(bytes, u64::from(page) * PAGE_LEN as u64)
     }
 
+    /// Puts a page into the file, unmapped: the next access is a minor fault. The caller holds the lock, and
+    /// the file does not have the page.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub fn write(&self, page: u32, bytes: &[u8; PAGE_LEN]) -> io::Result<()> {
+        self.file.write_all_at(bytes, u64::from(page) * PAGE_LEN as u64)
+    }
+
     /// Removes pages from memory: the next access finds a page that is missing.
     ///
     /// # Errors

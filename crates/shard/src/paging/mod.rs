@@ -137,10 +137,14 @@ pub struct PagingFiles {
 struct Counters {
     zero_faults: u64,
     faults_without_io: u64,
+    /// First touches of pages that were read ahead.
+    faults_ahead: u64,
     faults_with_io: u64,
     read_pages: u64,
     written_pages: u64,
     zero_pages: u64,
+    /// Pages that left memory without a write, as their slots have the same content.
+    unchanged_pages: u64,
     /// Clusters that could not be written, as I/O into guest memory was always in flight.
     deferred: u64,
     /// Clusters that the paging file did not take.
@@ -159,6 +163,18 @@ struct State {
     counters: Counters,
     /// Set while the paging file takes no pages.
     stalled: Option<Stall>,
+}
+
+impl State {
+    /// Has pages in memory keep no slots from now on, as the paging file has no room. Returns whether slots
+    /// were freed by that.
+    fn stop_keeping_slots(&mut self) -> bool {
+        let freed = self.set.stop_keeping_slots();
+        for slot in &freed {
+            self.slots.release(*slot);
+        }
+        !freed.is_empty()
+    }
 }
 
 /// A refusal of the paging file.
@@ -346,15 +362,17 @@ impl Paging {
     /// Returns the counters, for people and programs.
     pub fn status(&self) -> Value {
         let state = self.state();
-        let counts = state.set.counts();
+        let (counts, ahead) = (state.set.counts(), state.set.ahead());
         let bytes = |pages: u32| u64::from(pages) * PAGE_BYTES;
         let Counters {
             zero_faults,
             faults_without_io,
+            faults_ahead,
             faults_with_io,
             read_pages,
             written_pages,
             zero_pages,
+            unchanged_pages,
             deferred,
             refused,
             disk,
@@ -363,11 +381,24 @@ impl Paging {
             "limit_bytes": bytes(counts.limit),
             "resident_bytes": bytes(counts.resident),
             "second_chance_bytes": bytes(counts.second_chance + counts.writing),
+            "read_ahead_bytes": bytes(counts.read_ahead),
             "paged_out_bytes": bytes(counts.paged_out + counts.reading),
-            "faults": { "zero": zero_faults, "without_io": faults_without_io, "with_io": faults_with_io },
+            "faults": {
+                "zero": zero_faults,
+                "without_io": faults_without_io,
+                "read_ahead": faults_ahead,
+                "with_io": faults_with_io,
+            },
             "read_bytes": read_pages * PAGE_BYTES,
             "written_bytes": written_pages * PAGE_BYTES,
             "zero_bytes": zero_pages * PAGE_BYTES,
+            "unchanged_bytes": unchanged_pages * PAGE_BYTES,
+            "read_ahead": {
+                "window_pages": ahead.window(),
+                "pages": ahead.read_pages(),
+                "used_pages": ahead.used_pages(),
+                "unused_pages": ahead.unused_pages(),
+            },
             "deferred_writes": deferred,
             "refused_writes": refused,
             "stalled": state.stalled.as_ref().map(|stall| &stall.reason),

@@ -119,6 +119,21 @@ impl PageStore {
         Ok(seals)
     }
 
+    /// Returns whether a page has the content of a slot, without a read: by its seal. The bytes of `scratch`
+    /// are undefined afterwards.
+    ///
+    /// # Errors
+    /// Never with a page.
+    pub fn is_content(
+        &self,
+        slot: u32,
+        seal: &Seal,
+        page: &[u8; PAGE_LEN],
+        scratch: &mut [u8; PAGE_LEN],
+    ) -> io::Result<bool> {
+        self.cipher.is_sealed(slot, seal, page, scratch)
+    }
+
     /// Reads the pages of the slots from `first` on, and decrypts them. There are as many `pages` as `seals`.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dsm::PAGE_LEN;
 use locks::IgnorePoison;
-use policy::memory::resident_set::WRITE_CLUSTER_PAGES;
+use policy::memory::resident_set::{Content, WRITE_CLUSTER_PAGES};
 use tracing::warn;
 
 use super::guest_pages::for_runs;
@@ -23,10 +23,15 @@ const IO_GAP_INTERVAL: Duration = Duration::from_millis(10);
 /// Time after which pages are tried again that the paging file did not take.
 const STALL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pages of a cluster with content, in order, and their bytes.
+/// Pages of a cluster, by their content.
 struct Copies {
+    /// Those that have to be written, in order, and their bytes.
     pages: Vec<u32>,
     buffer: PageBuffer,
+    /// Those of zeroes, and those with the content of their former slot.
+    others: Vec<(u32, Content)>,
+    /// A page that was compared.
+    scratch: PageBuffer,
 }
 
 impl Paging {
@@ -36,6 +41,8 @@ impl Paging {
         let mut copies = Copies {
             pages: Vec::with_capacity(WRITE_CLUSTER_PAGES as usize),
             buffer: PageBuffer::new(WRITE_CLUSTER_PAGES),
+            others: Vec::with_capacity(WRITE_CLUSTER_PAGES as usize),
+            scratch: PageBuffer::new(1),
         };
         loop {
             let result = self
@@ -88,7 +95,7 @@ impl Paging {
     ///
     /// # Errors
     /// If the host refuses to read or remove pages of the memory's own file.
-    fn write_cluster(&self, taken: &mut Vec<u32>, copies: &mut Copies) -> io::Result<()> {
+    fn write_cluster(&self, taken: &mut [u32], copies: &mut Copies) -> io::Result<()> {
         let gap = self
             .running
             .get()
@@ -103,37 +110,26 @@ impl Paging {
         }
         // Neighbours lie side by side in the file, so that they can be read together.
         taken.sort_unstable();
-        let mut zeroes = Vec::new();
+        self.copy(taken, copies)?;
         let Copies {
             pages: copied,
             buffer,
+            others,
+            ..
         } = copies;
+        self.commit(others.iter().copied())?;
         let buffer = buffer.pages();
-        copied.clear();
-        for &page in &*taken {
-            let bytes = &mut buffer[copied.len()];
-            self.memory.read(page, bytes)?;
-            match bytes.iter().all(|byte| *byte == 0) {
-                true => zeroes.push(page),
-                false => copied.push(page),
-            }
-        }
-        let mut state = self.state();
-        let removed = self.commit(&mut state, zeroes.iter().map(|page| (*page, None)))?;
-        state.counters.zero_pages += removed;
-        drop(state);
         let mut done = 0;
         while let Some(pages) = copied.get(done..).filter(|pages| !pages.is_empty()) {
             match self.write_slots(&mut buffer[done..copied.len()]) {
                 Ok(run) => {
                     let part = done..done + run.len();
-                    let slots = run.map(Some);
-                    let mut state = self.state();
-                    self.commit(&mut state, copied[part.clone()].iter().copied().zip(slots))?;
+                    let slots = run.map(Content::Slot);
+                    self.commit(copied[part.clone()].iter().copied().zip(slots))?;
                     done = part.end;
                 }
                 Err(error) => {
-                    self.stall(pages, error.to_string());
+                    self.refuse(pages, error.to_string());
                     break;
                 }
             }
@@ -142,24 +138,68 @@ impl Paging {
         Ok(())
     }
 
-    /// Removes pages from memory whose content is in the slot beside them, or zero, if they were not touched
-    /// since they were unmapped. Frees the slots of the others. Returns the number of removed pages.
-    fn commit(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        pages: impl Iterator<Item = (u32, Option<u32>)>,
-    ) -> io::Result<u64> {
-        let mut gone = Vec::with_capacity(WRITE_CLUSTER_PAGES as usize);
-        for (page, slot) in pages {
-            if state.set.written(page, slot) {
-                gone.push(page);
-            } else if let Some(slot) = slot {
-                state.slots.release(slot);
+    /// Copies pages that have to be written, and frees the former slots of all that differ from them: the
+    /// file may need the room.
+    fn copy(&self, taken: &[u32], copies: &mut Copies) -> io::Result<()> {
+        let formers: Vec<_> = {
+            let State { set, seals, .. } = &*self.state();
+            let former = |page: &u32| set.slot(*page).map(|slot| (slot, seals.get(slot)));
+            taken.iter().map(former).collect()
+        };
+        copies.pages.clear();
+        copies.others.clear();
+        let (buffer, scratch) = (copies.buffer.pages(), copies.scratch.pages());
+        for (&page, former) in taken.iter().zip(formers) {
+            let bytes = &mut buffer[copies.pages.len()];
+            self.memory.read(page, bytes)?;
+            if bytes.iter().all(|byte| *byte == 0) {
+                copies.others.push((page, Content::Zero));
+                continue;
+            }
+            match former {
+                Some((slot, seal)) if self.store.is_content(slot, &seal, bytes, &mut scratch[0])? => {
+                    copies.others.push((page, Content::Unchanged(slot)));
+                }
+                _ => copies.pages.push(page),
             }
         }
+        let mut state = self.state();
+        let State { set, slots, .. } = &mut *state;
+        let zeroes = copies
+            .others
+            .iter()
+            .filter(|(_, content)| *content == Content::Zero);
+        for page in copies.pages.iter().chain(zeroes.map(|(page, _)| page)) {
+            if let Some(slot) = set.release_former(*page) {
+                slots.release(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes pages from memory that were not touched since they were unmapped. Frees the new slots of the
+    /// others.
+    fn commit(&self, pages: impl Iterator<Item = (u32, Content)>) -> io::Result<()> {
+        let mut state = self.state();
+        let State {
+            set, slots, counters, ..
+        } = &mut *state;
+        let mut gone = Vec::with_capacity(WRITE_CLUSTER_PAGES as usize);
+        for (page, content) in pages {
+            let is_gone = set.written(page, content);
+            match content {
+                Content::Zero => counters.zero_pages += u64::from(is_gone),
+                Content::Unchanged(_) => counters.unchanged_pages += u64::from(is_gone),
+                Content::Slot(slot) if !is_gone => drop(slots.release(slot)),
+                Content::Slot(_) => {}
+            }
+            if is_gone {
+                gone.push(page);
+            }
+        }
+        gone.sort_unstable();
         // Under the same lock: a touch that comes now is answered after the removal.
-        for_runs(&gone, |run| self.memory.punch(run))?;
-        Ok(gone.len() as u64)
+        for_runs(&gone, |run| self.memory.punch(run))
     }
 
     /// Writes pages into new slots side by side, from the first page on, as many as the file has room for in
@@ -196,10 +236,14 @@ impl Paging {
         }
     }
 
-    /// Keeps pages in memory that the paging file does not take.
-    fn stall(&self, pages: &[u32], reason: String) {
+    /// Keeps pages in memory that the paging file does not take. If pages in memory have kept slots, these
+    /// make room, once; otherwise the writer pauses.
+    fn refuse(&self, pages: &[u32], reason: String) {
         let mut state = self.state();
         state.set.not_written(pages);
+        if state.stop_keeping_slots() {
+            return;
+        }
         state.counters.refused += 1;
         if state.counters.refused == 1 {
             warn!("the paging file {} takes no pages: {reason}", self.store.name());

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::resident_set::{LIMIT_MIN_PAGES, Touch, WRITE_CLUSTER_PAGES};
+use crate::memory::resident_set::{Content, LIMIT_MIN_PAGES, ReadDone, Touch, WRITE_CLUSTER_PAGES};
 
 /// Sets of which page 0 is paged out to slot 0, and page 1 is in memory.
 fn paged_out() -> (ResidentSet, PagingSlots) {
@@ -17,7 +17,8 @@ fn paged_out() -> (ResidentSet, PagingSlots) {
     set.take_for_writing(1, &mut pages);
     assert_eq!(pages, [0]);
     let mut slots = PagingSlots::new(1000);
-    assert!(set.written(0, slots.allocate(1).map(|run| run.start)));
+    let slot = slots.allocate(1).unwrap().start;
+    assert!(set.written(0, Content::Slot(slot)));
     (set, slots)
 }
 
@@ -96,8 +97,8 @@ struct World {
     cached: BTreeMap<u32, u64>,
     /// Contents of slots.
     stored: BTreeMap<u32, u64>,
-    /// Pages that are being written: their content and slot.
-    writing: Vec<(u32, u64, Option<u32>)>,
+    /// Pages that are being written: their content and its place.
+    writing: Vec<(u32, u64, Content)>,
     /// Reads of slots in flight.
     reading: Vec<(u32, u32, u64)>,
     /// Contents that the guest's and the disk's pages must have.
@@ -136,10 +137,14 @@ impl World {
             Touch::MapZero => {
                 self.cached.insert(page, 0);
             }
-            Touch::MapCached { .. } => {}
+            Touch::MapCached(_) => {}
             Touch::Read { slot } => {
-                assert!(self.slots.share_for_read(slot));
-                self.reading.push((page, slot, self.stored[&slot]));
+                let mut pages = vec![page];
+                self.set.read_ahead(slot, &mut pages);
+                for (slot, page) in (slot..).zip(pages) {
+                    assert!(self.slots.share_for_read(slot));
+                    self.reading.push((page, slot, self.stored[&slot]));
+                }
                 return;
             }
             Touch::Wait => return,
@@ -161,8 +166,20 @@ impl World {
         self.set.take_for_writing(WRITE_CLUSTER_PAGES, &mut taken);
         for page in taken {
             let content = self.cached[&page];
-            let slot = (content != 0).then(|| self.allocate(content));
-            self.writing.push((page, content, slot));
+            let former = self.set.slot(page);
+            let place = match former {
+                Some(slot) if self.stored[&slot] == content => Content::Unchanged(slot),
+                _ => {
+                    if let Some(slot) = self.set.release_former(page) {
+                        self.slots.release(slot);
+                    }
+                    match content {
+                        0 => Content::Zero,
+                        _ => Content::Slot(self.allocate(content)),
+                    }
+                }
+            };
+            self.writing.push((page, content, place));
         }
     }
 
@@ -174,10 +191,10 @@ impl World {
     }
 
     fn commit(&mut self) {
-        for (page, content, slot) in std::mem::take(&mut self.writing) {
-            if self.set.written(page, slot) {
+        for (page, content, place) in std::mem::take(&mut self.writing) {
+            if self.set.written(page, place) {
                 assert_eq!(self.cached.remove(&page), Some(content));
-            } else if let Some(slot) = slot {
+            } else if let Content::Slot(slot) = place {
                 self.slots.release(slot);
             }
         }
@@ -189,11 +206,15 @@ impl World {
                 self.stored[&slot], content,
                 "a slot is immutable while it is read"
             );
-            if self.set.read_done(page, slot) {
+            if self.set.read_done(page, slot) != ReadDone::Drop {
                 assert_eq!(self.cached.insert(page, content), None);
-                self.slots.release(slot);
             }
             self.slots.release(slot);
+        }
+        let mut unused = Vec::new();
+        self.set.take_unused(&mut unused);
+        for page in unused {
+            assert_eq!(self.cached.remove(&page), Some(self.content(page)));
         }
     }
 
@@ -202,6 +223,12 @@ impl World {
             Put::Zero | Put::Shared => {}
             Put::Copy => {
                 let content = self.cached[&page];
+                let former = self.set.slot(page);
+                if let Some(slot) = former.filter(|slot| self.stored[slot] == content) {
+                    assert!(self.disk.share(at, slot, &mut self.slots));
+                    self.on_disk.insert(at, content);
+                    return;
+                }
                 let slot = (content != 0).then(|| self.allocate(content));
                 self.disk.set(at, slot, &mut self.slots);
             }
@@ -211,6 +238,8 @@ impl World {
     }
 
     fn fetch(&mut self, at: u32, page: u32) {
+        let before = self.set.pages() - 1 - page;
+        self.set.link(before % GUEST_PAGES, page);
         match self.disk.fetch(at, page, &mut self.set, &mut self.slots) {
             Fetch::Zero { remove } | Fetch::Shared { remove } => {
                 assert_eq!(self.cached.remove(&page).is_some(), remove);
@@ -223,15 +252,16 @@ impl World {
 
     fn check(&self) {
         for page in 0..PAGES {
-            match self.set.state(page) {
-                PageState::Zero => assert_eq!(self.content(page), 0, "page {page}"),
-                PageState::PagedOut | PageState::Reading => {
-                    let slot = self.set.slot(page).unwrap();
-                    assert_eq!(self.stored[&slot], self.content(page), "page {page}");
-                }
-                _ => assert_eq!(self.cached[&page], self.content(page), "page {page}"),
+            let content = self.content(page);
+            if self.set.state(page) == PageState::Zero {
+                assert_eq!((content, self.set.slot(page)), (0, None), "page {page}");
             }
-            assert_eq!(self.cached.contains_key(&page), self.set.is_in_memory(page));
+            if self.set.has_slots_content(page) {
+                let slot = self.set.slot(page).unwrap();
+                assert_eq!(self.stored[&slot], content, "page {page}");
+            }
+            let in_memory = self.set.is_in_memory(page).then_some(content);
+            assert_eq!(self.cached.get(&page).copied(), in_memory, "page {page}");
         }
         let mut references = BTreeMap::<u32, u16>::new();
         let mut count = |slot: Option<u32>| {
@@ -249,7 +279,11 @@ impl World {
             count(self.disk.slot(at));
         }
         (0..PAGES).for_each(|page| count(self.set.slot(page)));
-        self.writing.iter().for_each(|(.., slot)| count(*slot));
+        for (.., place) in &self.writing {
+            if let Content::Slot(slot) = place {
+                count(Some(*slot));
+            }
+        }
         self.reading.iter().for_each(|(_, slot, _)| count(Some(*slot)));
         for slot in 0..self.slots.capacity() {
             let expected = references.get(&slot).copied().unwrap_or(0);

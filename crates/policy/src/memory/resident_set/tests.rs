@@ -39,7 +39,7 @@ fn pages_leave_the_fifo_in_the_order_in_which_they_came() {
     assert_eq!(trimmed(&mut set), [0, 1, 2]);
     assert_eq!(set.state(1), PageState::SecondChance);
     // A page that is in the FIFO keeps its place, whatever touches it.
-    assert_eq!(set.touch(3), Touch::MapCached { saved_io: false });
+    assert_eq!(set.touch(3), Touch::MapCached(Cached::Resident));
     set.touch(FIFO + 3);
     assert_eq!(trimmed(&mut set), [3]);
 }
@@ -63,7 +63,7 @@ fn eviction_is_due_for_several_pages_of_the_fifo_or_for_one_beyond_the_limit() {
 fn touch_in_the_second_list_brings_a_page_back_without_io() {
     let mut set = touched(FIFO + 2);
     assert_eq!(trimmed(&mut set), [0, 1]);
-    assert_eq!(set.touch(0), Touch::MapCached { saved_io: true });
+    assert_eq!(set.touch(0), Touch::MapCached(Cached::SecondChance));
     assert_eq!(set.state(0), PageState::Resident);
     // It is the youngest page of the FIFO now.
     assert_eq!(trimmed(&mut set), [2]);
@@ -79,14 +79,14 @@ fn oldest_pages_of_the_second_list_are_written_once_memory_is_over_its_limit() {
     assert_eq!(trimmed(&mut set).len(), 1);
     assert_eq!(taken(&mut set, 8), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(taken(&mut set, 8), [], "those that are being written are enough");
-    assert!(set.written(0, Some(77)));
-    assert!(set.written(1, None), "zeroes need no slot");
+    assert!(set.written(0, Content::Slot(77)));
+    assert!(set.written(1, Content::Zero), "zeroes need no slot");
     assert_eq!((set.state(0), set.slot(0)), (PageState::PagedOut, Some(77)));
     assert_eq!(set.touch(1), Touch::MapZero);
     assert_eq!(set.touch(0), Touch::Read { slot: 77 });
     assert_eq!(set.touch(0), Touch::Wait);
-    assert!(set.read_done(0, 77));
-    assert_eq!(set.touch(0), Touch::MapCached { saved_io: false });
+    assert_eq!(set.read_done(0, 77), ReadDone::Map);
+    assert_eq!(set.touch(0), Touch::MapCached(Cached::Resident));
 }
 
 #[test]
@@ -94,10 +94,10 @@ fn page_that_is_touched_while_it_is_written_stays_in_memory() {
     let mut set = touched(LIMIT + 1);
     trimmed(&mut set);
     assert_eq!(taken(&mut set, 2), [0, 1]);
-    assert_eq!(set.touch(0), Touch::MapCached { saved_io: true });
+    assert_eq!(set.touch(0), Touch::MapCached(Cached::SecondChance));
     assert_eq!(set.release(1), None);
-    assert!(!set.written(0, Some(5)));
-    assert!(!set.written(1, Some(6)));
+    assert!(!set.written(0, Content::Slot(5)));
+    assert!(!set.written(1, Content::Slot(6)));
     assert_eq!(
         (set.state(0), set.state(1)),
         (PageState::Resident, PageState::Zero)
@@ -121,18 +121,216 @@ fn read_of_a_page_brings_those_that_follow_it_in_both_places() {
     trimmed(&mut set);
     for page in taken(&mut set, 6) {
         // Page 3 is elsewhere.
-        set.written(page, Some(if page == 3 { 99 } else { 10 + page }));
+        set.written(page, Content::Slot(if page == 3 { 99 } else { 10 + page }));
     }
+    open_window(&mut set);
     assert_eq!(set.touch(0), Touch::Read { slot: 10 });
-    assert_eq!(set.read_ahead(0, 10, 1), 1);
+    assert_eq!(ahead(&mut set, 0, 10), [1, 2]);
     assert_eq!(set.touch(1), Touch::Wait);
-    assert_eq!(set.touch(2), Touch::Read { slot: 12 });
-    assert_eq!(set.read_ahead(2, 12, 7), 0);
     assert_eq!(set.touch(4), Touch::Read { slot: 14 });
     // Page 6 is in memory.
-    assert_eq!(set.read_ahead(4, 14, 7), 1);
+    assert_eq!(ahead(&mut set, 4, 14), [5]);
+    assert_eq!(set.touch(3), Touch::Read { slot: 99 });
+    assert_eq!(
+        ahead(&mut set, 3, 99),
+        [],
+        "page 4 is elsewhere, and is being read"
+    );
     let last = set.pages() - 1;
-    assert_eq!(set.read_ahead(last, 3, 7), 0, "no page follows the last");
+    assert_eq!(ahead(&mut set, last, 3), [], "no page follows the last");
+}
+
+/// The pages that are read ahead with a page.
+fn ahead(set: &mut ResidentSet, page: u32, slot: u32) -> Vec<u32> {
+    let mut pages = vec![page];
+    set.read_ahead(slot, &mut pages);
+    pages.split_off(1)
+}
+
+#[test]
+fn read_of_a_page_brings_those_that_the_guest_moved_with_it() {
+    let mut set = ResidentSet::new(2 * LIMIT, LIMIT);
+    // A request for four pages of the disk, whose slots are side by side, into pages in any order.
+    let request = [70, 20, 90, 91];
+    for (slot, page) in (5..).zip(request) {
+        set.replace(page, slot);
+    }
+    for two in request.windows(2) {
+        set.link(two[0], two[1]);
+    }
+    open_window(&mut set);
+    set.touch(70);
+    assert_eq!(ahead(&mut set, 70, 5), [20, 90, 91]);
+    for (slot, page) in (5..).zip(request) {
+        set.read_done(page, slot);
+    }
+    // A link is of a page that is paged out, and ends with that content.
+    set.link(70, 20);
+    set.replace(70, 29);
+    set.link(70, 20);
+    set.replace(70, 30);
+    set.replace(20, 31);
+    set.touch(70);
+    assert_eq!(ahead(&mut set, 70, 30), []);
+    // One whose pages are in other slots now, or outside memory, has no effect.
+    set.replace(100, 40);
+    set.replace(101, 41);
+    for second in [20, 100, u32::MAX - 1] {
+        set.link(100, second);
+    }
+    set.touch(100);
+    assert_eq!(ahead(&mut set, 100, 40), [101]);
+}
+
+/// Makes the window of the read-ahead the longest, as long orders do.
+fn open_window(set: &mut ResidentSet) {
+    while set.ahead.window() < super::super::read_ahead::WINDOW_MAX {
+        set.ahead.used();
+    }
+}
+
+#[test]
+fn page_that_was_read_ahead_is_in_memory_and_its_slot_until_it_is_touched() {
+    let mut set = touched(LIMIT + 1);
+    trimmed(&mut set);
+    for page in taken(&mut set, 4) {
+        set.written(page, Content::Slot(10 + page));
+    }
+    open_window(&mut set);
+    assert_eq!(set.touch(0), Touch::Read { slot: 10 });
+    assert_eq!(ahead(&mut set, 0, 10), [1, 2, 3]);
+    // A thread waits for page 2 while it is read.
+    assert_eq!(set.touch(2), Touch::Wait);
+    let done: Vec<_> = (0..4).map(|page| set.read_done(page, 10 + page)).collect();
+    assert_eq!(
+        done,
+        [ReadDone::Map, ReadDone::Keep, ReadDone::Map, ReadDone::Keep]
+    );
+    assert_eq!(set.read_done(1, 11), ReadDone::Drop, "a second read of it");
+    assert_eq!(set.state(1), PageState::ReadAhead);
+    assert!(set.is_in_memory(1) && set.has_slots_content(1));
+    assert_eq!(set.counts().read_ahead, 2);
+    assert_eq!(set.touch(1), Touch::MapCached(Cached::ReadAhead));
+    assert_eq!((set.state(1), set.slot(1)), (PageState::Resident, Some(11)));
+    assert_eq!(
+        set.ahead().used_pages(),
+        2 + 4 + 4,
+        "with those that opened the window"
+    );
+    assert_eq!(set.release(3), Some(13));
+    assert_eq!(set.counts().read_ahead, 0);
+}
+
+#[test]
+fn pages_that_were_read_ahead_count_for_the_limit() {
+    let mut set = touched(LIMIT - 1);
+    trimmed(&mut set);
+    set.replace(LIMIT, 5);
+    set.replace(LIMIT + 1, 6);
+    assert_eq!(set.touch(LIMIT), Touch::Read { slot: 5 });
+    assert_eq!(ahead(&mut set, LIMIT, 5), [LIMIT + 1]);
+    set.read_done(LIMIT, 5);
+    assert!(set.needs_eviction(), "a page is on its way into memory");
+    assert_eq!(set.read_done(LIMIT + 1, 6), ReadDone::Keep);
+    assert_eq!(set.counts().in_memory(), LIMIT + 1);
+    assert!(set.needs_eviction());
+}
+
+#[test]
+fn oldest_pages_that_were_read_ahead_leave_memory_unused_beyond_their_number() {
+    let mut set = ResidentSet::new(2 * LIMIT, LIMIT);
+    for page in 0..2 * LIMIT {
+        set.replace(page, page);
+    }
+    open_window(&mut set);
+    let mut unused = Vec::new();
+    let read = |set: &mut ResidentSet, page: u32| {
+        assert_eq!(set.touch(page), Touch::Read { slot: page });
+        let mut pages = vec![page];
+        set.read_ahead(page, &mut pages);
+        for page in &pages {
+            set.read_done(*page, *page);
+        }
+        pages.len() - 1
+    };
+    for number in 0..9 {
+        assert_eq!(read(&mut set, 8 * number), 7);
+        set.take_unused(&mut unused);
+    }
+    assert_eq!(unused, [], "63 pages");
+    assert_eq!(read(&mut set, 72), 7);
+    set.take_unused(&mut unused);
+    assert_eq!(unused, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(set.state(1), PageState::PagedOut);
+    assert_eq!((set.counts().read_ahead, set.ahead().unused_pages()), (64, 6));
+    // A lower limit has room for fewer.
+    set.set_limit(1);
+    set.take_unused(&mut unused);
+    assert_eq!(set.counts().read_ahead, 0);
+    assert_eq!(set.counts().in_memory(), 10);
+}
+
+#[test]
+fn page_that_was_read_back_keeps_its_slot_and_leaves_without_a_write_if_it_is_unchanged() {
+    let mut set = ResidentSet::new(2 * LIMIT, LIMIT);
+    for page in 0..=LIMIT {
+        set.replace(page, 10 + page);
+        set.touch(page);
+        assert_eq!(set.read_done(page, 10 + page), ReadDone::Map);
+    }
+    trimmed(&mut set);
+    assert_eq!(taken(&mut set, 4), [0, 1, 2, 3]);
+    assert_eq!(set.slot(0), Some(10));
+    assert!(!set.has_slots_content(0), "it may have changed");
+    assert!(set.written(0, Content::Unchanged(10)));
+    assert_eq!((set.state(0), set.slot(0)), (PageState::PagedOut, Some(10)));
+    assert_eq!(set.release_former(1), Some(11));
+    assert_eq!(set.release_former(1), None);
+    assert!(set.written(1, Content::Slot(5)));
+    assert_eq!(set.slot(1), Some(5));
+    assert_eq!(set.release_former(1), None, "the slot is its only place");
+    // Its slot was freed after the comparison: it is written later.
+    assert_eq!(set.release_former(2), Some(12));
+    assert!(!set.written(2, Content::Unchanged(12)));
+    assert_eq!(set.state(2), PageState::SecondChance);
+    assert_eq!(set.counts().writing, 1);
+}
+
+#[test]
+fn slots_that_pages_in_memory_have_kept_are_freed_once_and_none_is_kept_afterwards() {
+    let mut set = ResidentSet::new(LIMIT, LIMIT);
+    for page in 0..4 {
+        set.replace(page, 10 + page);
+    }
+    for page in 0..2 {
+        set.touch(page);
+        set.read_done(page, 10 + page);
+    }
+    assert!(set.keeps_slots());
+    assert_eq!(
+        set.stop_keeping_slots(),
+        [10, 11],
+        "the others are in their slots only"
+    );
+    assert!(!set.keeps_slots());
+    set.touch(2);
+    set.read_done(2, 12);
+    assert_eq!(set.stop_keeping_slots(), [], "one pass is enough");
+    assert_eq!(set.release_former(2), Some(12));
+}
+
+#[test]
+#[should_panic(expected = "leaves its former slot")]
+fn loss_of_a_former_slot_is_a_bug() {
+    let mut set = ResidentSet::new(LIMIT, 1);
+    for page in 0..200 {
+        set.replace(page, page);
+        set.touch(page);
+        set.read_done(page, page);
+    }
+    trimmed(&mut set);
+    let page = taken(&mut set, 1)[0];
+    set.written(page, Content::Zero);
 }
 
 #[test]
@@ -140,11 +338,11 @@ fn page_that_is_released_while_it_is_read_is_zero() {
     let mut set = touched(LIMIT + 1);
     trimmed(&mut set);
     for page in taken(&mut set, 1) {
-        set.written(page, Some(4));
+        set.written(page, Content::Slot(4));
     }
     assert_eq!(set.touch(0), Touch::Read { slot: 4 });
     assert_eq!(set.release(0), Some(4));
-    assert!(!set.read_done(0, 4));
+    assert_eq!(set.read_done(0, 4), ReadDone::Drop);
     assert_eq!(set.touch(0), Touch::MapZero);
     assert_eq!(set.counts().reading, 0);
 }
@@ -181,7 +379,7 @@ proptest! {
     /// slot leaks.
     #[test]
     fn no_page_is_lost_whatever_the_order_of_steps(
-        steps in prop::collection::vec((0_u8..9, any::<u16>()), 1..300),
+        steps in prop::collection::vec((0_u8..11, any::<u16>()), 1..300),
     ) {
         let (pages, limit) = (400, 128);
         let mut set = ResidentSet::new(pages, limit);
@@ -189,7 +387,7 @@ proptest! {
         let mut cached = BTreeMap::<u32, u64>::new();
         let mut stored = BTreeMap::<u32, u64>::new();
         let mut wrote = BTreeMap::<u32, u64>::new();
-        let mut writing = Vec::<(u32, u64, Option<u32>)>::new();
+        let mut writing = Vec::<(u32, u64, Content)>::new();
         let mut reading = Vec::<(u32, u32, u64)>::new();
         let mut next = 1;
         let mut press = 0;
@@ -210,10 +408,14 @@ proptest! {
                                 prop_assert_eq!(wrote.get(&page).copied().unwrap_or(0), 0);
                                 cached.insert(page, 0);
                             }
-                            Touch::MapCached { .. } => prop_assert!(cached.contains_key(&page)),
+                            Touch::MapCached(_) => prop_assert!(cached.contains_key(&page)),
                             Touch::Read { slot } => {
-                                prop_assert!(slots.share_for_read(slot));
-                                reading.push((page, slot, stored[&slot]));
+                                let mut pages = vec![page];
+                                set.read_ahead(slot, &mut pages);
+                                for (slot, page) in (slot..).zip(pages) {
+                                    prop_assert!(slots.share_for_read(slot));
+                                    reading.push((page, slot, stored[&slot]));
+                                }
                                 continue;
                             }
                             Touch::Wait => continue,
@@ -223,6 +425,10 @@ proptest! {
                             cached.insert(page, next);
                             wrote.insert(page, next);
                             next += 1;
+                            // A fault may show that the thread writes.
+                            if number % 2 == 0 && let Some(slot) = set.release_former(page) {
+                                slots.release(slot);
+                            }
                         }
                     }
                 }
@@ -238,31 +444,47 @@ proptest! {
                     set.take_for_writing(u32::from(number) % 70, &mut taken);
                     for page in taken {
                         let content = cached[&page];
-                        let slot = (content != 0).then(|| slots.allocate(1)).flatten();
-                        if content != 0 && slot.is_none() {
+                        match set.slot(page) {
+                            Some(slot) if stored[&slot] == content => {
+                                writing.push((page, content, Content::Unchanged(slot)));
+                                continue;
+                            }
+                            _ => {
+                                if let Some(slot) = set.release_former(page) {
+                                    slots.release(slot);
+                                }
+                            }
+                        }
+                        if content == 0 {
+                            writing.push((page, content, Content::Zero));
+                        } else if let Some(run) = slots.allocate(1) {
+                            stored.insert(run.start, content);
+                            writing.push((page, content, Content::Slot(run.start)));
+                        } else {
                             set.not_written(&[page]);
-                            continue;
                         }
-                        if let Some(slot) = slot.as_ref() {
-                            stored.insert(slot.start, content);
-                        }
-                        writing.push((page, content, slot.map(|run| run.start)));
                     }
                 }
-                5 => for (page, content, slot) in writing.drain(..) {
-                    if set.written(page, slot) {
+                5 => for (page, content, place) in writing.drain(..) {
+                    if set.written(page, place) {
                         prop_assert_eq!(cached.remove(&page), Some(content));
-                    } else if let Some(slot) = slot {
+                    } else if let Content::Slot(slot) = place {
                         slots.release(slot);
                     }
                 },
-                6 => for (page, slot, content) in reading.drain(..) {
-                    if set.read_done(page, slot) {
-                        prop_assert_eq!(cached.insert(page, content), None);
+                6 => {
+                    for (page, slot, content) in reading.drain(..) {
+                        if set.read_done(page, slot) != ReadDone::Drop {
+                            prop_assert_eq!(cached.insert(page, content), None);
+                        }
                         slots.release(slot);
                     }
-                    slots.release(slot);
-                },
+                    let mut unused = Vec::new();
+                    set.take_unused(&mut unused);
+                    for page in unused {
+                        prop_assert_eq!(cached.remove(&page), wrote.get(&page).copied());
+                    }
+                }
                 7 => {
                     if let Some(slot) = set.release(page) {
                         slots.release(slot);
@@ -270,7 +492,13 @@ proptest! {
                     cached.remove(&page);
                     wrote.remove(&page);
                 }
-                _ => set.set_limit(u32::from(number) % (2 * limit)),
+                8 => set.set_limit(u32::from(number) % (2 * limit)),
+                9 => set.link(page, u32::from(number) % 399),
+                _ => if number % 16 == 0 {
+                    for slot in set.stop_keeping_slots() {
+                        slots.release(slot);
+                    }
+                },
             }
             let counts = set.counts();
             let mut by_state = Counts { limit: counts.limit, ..Counts::default() };
@@ -283,25 +511,34 @@ proptest! {
                     PageState::SecondChance => by_state.second_chance += 1,
                     PageState::Writing => by_state.writing += 1,
                     PageState::PagedOut => by_state.paged_out += 1,
-                    PageState::Reading => by_state.reading += 1,
+                    PageState::Reading | PageState::ReadingAhead => by_state.reading += 1,
+                    PageState::ReadAhead => by_state.read_ahead += 1,
                 }
-                match model.state {
-                    PageState::Zero => prop_assert!(!cached.contains_key(&page)),
-                    PageState::PagedOut | PageState::Reading => {
-                        let slot = set.slot(page).unwrap();
-                        prop_assert_eq!(stored[&slot], model.content);
-                        prop_assert!(slots.references(slot) > 0);
-                    }
-                    _ => prop_assert_eq!(cached[&page], model.content),
+                if model.state == PageState::Zero {
+                    prop_assert_eq!(set.slot(page), None);
                 }
+                if set.has_slots_content(page) {
+                    prop_assert_eq!(stored[&set.slot(page).unwrap()], model.content);
+                }
+                let in_memory = set.is_in_memory(page).then_some(model.content);
+                prop_assert_eq!(cached.get(&page).copied(), in_memory);
+            }
+            // Each reference is that of a page, of a read or of a write.
+            let mut references = BTreeMap::<u32, u16>::new();
+            let of_pages = (0..pages).filter_map(|page| set.slot(page));
+            let of_writes = writing.iter().filter_map(|(.., place)| match place {
+                Content::Slot(slot) => Some(*slot),
+                Content::Zero | Content::Unchanged(_) => None,
+            });
+            let of_reads = reading.iter().map(|(_, slot, _)| *slot);
+            for slot in of_pages.chain(of_writes).chain(of_reads) {
+                *references.entry(slot).or_default() += 1;
+            }
+            for slot in 0..slots.capacity() {
+                prop_assert_eq!(slots.references(slot), references.get(&slot).copied().unwrap_or(0));
             }
             prop_assert_eq!(counts, by_state);
             prop_assert_eq!(counts.in_memory() - counts.reading, cached.len() as u32);
         }
-        // Nothing leaks: each used slot is that of a page, of a read or of a write.
-        let of_pages = (0..pages).filter(|page| set.slot(*page).is_some()).count();
-        let of_writes = writing.iter().filter(|(.., slot)| slot.is_some()).count();
-        let of_released = reading.iter().filter(|(page, slot, _)| set.slot(*page) != Some(*slot)).count();
-        prop_assert_eq!(slots.capacity() - slots.free(), (of_pages + of_writes + of_released) as u32);
     }
 }

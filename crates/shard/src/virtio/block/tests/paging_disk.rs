@@ -24,6 +24,8 @@ use crate::virtio::test_driver::{DriverQueue, RecordedSignals};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, VirtioDevice};
 
+mod read_back;
+
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
 const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
 const PAGE: u64 = 4096;

@@ -1,0 +1,88 @@
+//! Pages of the guest that came from the paging file, and the paging disk.
+
+use super::*;
+
+#[test]
+fn page_that_was_read_back_moves_to_the_disk_without_io_until_it_is_changed() {
+    let (rig, mut driver) = driver();
+    rig.fill_from(FREE);
+    (0..300).for_each(|page| rig.check(FREE + page, 1000 + u64::from(FREE + page)));
+    rig.write(FREE + 7, 7);
+    warm_up(&mut driver);
+    rig.settle();
+    let (written, free) = (rig.number("/written_bytes"), rig.number("/file/free_bytes"));
+    driver.swap_out(0, FREE, 300);
+    assert_eq!(
+        rig.number("/disk/writes/without_io"),
+        299,
+        "{}",
+        rig.paging.status()
+    );
+    assert_eq!(rig.number("/disk/writes/with_io"), 1);
+    assert_eq!(rig.number("/written_bytes"), written + PAGE);
+    assert_eq!(rig.number("/file/free_bytes"), free - PAGE, "one new slot");
+    // The disk keeps its content when the guest's pages change.
+    (0..300).for_each(|page| rig.write(FREE + page, 9));
+    driver.swap_in(0, UNUSED, 300);
+    for page in 0..300 {
+        let value = if page == 7 {
+            7
+        } else {
+            1000 + u64::from(FREE + page)
+        };
+        rig.check(UNUSED + page, value);
+        rig.check(FREE + page, 9);
+    }
+    // The pages that came from the disk leave memory again without a write, and share its slots still.
+    rig.settle();
+    let (unchanged, used) = (rig.number("/unchanged_bytes"), rig.number("/disk/used_bytes"));
+    rig.fill_from(FREE);
+    (0..LIMIT_PAGES).for_each(|page| rig.check(FREE + page, 1000 + u64::from(FREE + page)));
+    assert!(
+        rig.number("/unchanged_bytes") >= unchanged + 300 * PAGE,
+        "{}",
+        rig.paging.status()
+    );
+    assert_eq!(rig.number("/disk/used_bytes"), used);
+    for page in 0..300 {
+        let value = if page == 7 {
+            7
+        } else {
+            1000 + u64::from(FREE + page)
+        };
+        rig.check(UNUSED + page, value);
+    }
+}
+
+#[test]
+fn pages_that_a_request_moved_together_are_read_together() {
+    let (rig, mut driver) = driver();
+    rig.fill_from(FREE);
+    driver.swap_out(0, FREE, 256);
+    rig.settle();
+    // Neighbours of the disk go to pages that are no neighbours, as a guest's free pages.
+    let target = |at: u32| UNUSED + 2 * (255 - at);
+    for first in (0..256).step_by(32) {
+        let buffers: Vec<_> = (first..first + 32)
+            .map(|at| writable(u64::from(target(at)) * PAGE, PAGE as u32))
+            .collect();
+        let sector = u64::from(first) * SECTORS;
+        assert_eq!(driver.request(VIRTIO_BLK_T_IN, sector, &buffers), OK);
+    }
+    assert_eq!(
+        rig.number("/disk/reads/without_io"),
+        256,
+        "{}",
+        rig.paging.status()
+    );
+    let before = rig.number("/faults/with_io");
+    for at in 0..256 {
+        rig.check(target(at), 1000 + u64::from(FREE + at));
+    }
+    let reads = rig.number("/faults/with_io") - before;
+    assert!(
+        (32..80).contains(&reads),
+        "{reads} reads of 256 pages: {}",
+        rig.paging.status()
+    );
+}
