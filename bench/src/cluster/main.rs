@@ -47,10 +47,10 @@ impl Bench {
     }
 }
 
-/// In emulation a nested guest dies now and then, under any VMM: once more, with a message.
+/// In emulation a nested guest dies occasionally, under any VMM. What failed is then repeated, with a message.
 fn twice<T>(what: &str, take: impl Fn() -> Outcome<T>) -> Outcome<T> {
     take().or_else(|error| {
-        eprintln!("bench-cluster: {what} failed, once more: {error}");
+        eprintln!("bench-cluster: {what} failed and is repeated: {error}");
         take()
     })
 }

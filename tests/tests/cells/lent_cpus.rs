@@ -77,7 +77,7 @@ fn vcpu_of_a_loaded_cell_moves_to_an_idle_one_by_itself_and_returns_when_that_ge
     std::thread::sleep(STAYS);
     assert_eq!(cells.lending(0, "moved"), 1, "no cell has an idle CPU");
 
-    // Once more when the rival has gone, and home when the other VM of its cell has.
+    // Again when the rival has gone, and home when the other VM of its cell has.
     cells.call(["kill", "rival"]).ok();
     cells.wait_on("moves", other, Some(1));
     cells.call(["kill", "stays"]).ok();

@@ -1,4 +1,4 @@
-//! Two cells with a runtime directory of their own, and VMs of a few instructions in them, which any KVM runs.
+//! Two cells with a runtime directory of their own, and VMs of a few instructions in them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

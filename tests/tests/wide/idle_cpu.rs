@@ -1,5 +1,5 @@
-//! The scenario of Cellular Disco's figure 8 with real vCPUs: VM A runs on CPUs 2 and 3, VM B has a CPU of its
-//! own and waits on CPU 2, and CPU 1 is idle.
+//! The scenario of Cellular Disco's figure 8 with real vCPUs: VM A runs on CPUs 2 and 3, VM B has a CPU of
+//! its own and waits on CPU 2, and CPU 1 is idle.
 
 use std::time::Duration;
 
@@ -40,9 +40,8 @@ fn cpus_of(name: &str) -> Option<[u64; 2]> {
 #[track_caller]
 fn start(name: &str, scratch: &Scratch) -> Running {
     let guest = scratch.write("guest", spinning_guest());
-    let text = format!(
-        "name = \"{name}\"\nkernel = {{ path = {guest:?} }}\nnets = []\nmemory = \"64M\"\ncpus = 2\ncell = 0\n"
-    );
+    let kernel = format!("kernel = {{ path = {guest:?} }}");
+    let text = format!("name = \"{name}\"\n{kernel}\nnets = []\nmemory = \"64M\"\ncpus = 2\ncell = 0\n");
     let file = scratch.write(&format!("{name}.toml"), text);
     let run = mirrorball(["run", file.to_str().expect("UTF-8")]).spawn();
     wait::until("a VM whose vCPUs have a CPU each", SOON, || cpus_of(name));

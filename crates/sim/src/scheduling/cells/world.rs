@@ -42,7 +42,7 @@ pub const HOME: [Move; 3] = [Move::Leave, Move::Forget, Move::End];
 pub enum Death {
     /// The process of the VM's cell, or of the lender.
     Process { is_lender: bool },
-    /// The lender fails for ever.
+    /// The lender fails, and does not start again.
     Lender,
 }
 
@@ -152,7 +152,7 @@ impl World {
         known.dead_until = self.now + (1 + self.chance.below(300)) * 10 * MILLISECOND;
     }
 
-    /// A cell fails for ever: VMs that depend on it end.
+    /// A cell fails and does not start again: VMs that depend on it end.
     pub fn fail(&mut self, cell: u16) {
         self.kill(cell);
         self.cells[usize::from(cell)].has_failed = true;
