@@ -47,7 +47,8 @@ impl Bench {
     }
 }
 
-/// In emulation a nested guest dies occasionally, under any VMM. What failed is then repeated, with a message.
+/// Takes a measurement. In emulation a nested guest dies occasionally, under any VMM. The measurement is then
+/// repeated, with a message.
 fn twice<T>(what: &str, take: impl Fn() -> Outcome<T>) -> Outcome<T> {
     take().or_else(|error| {
         eprintln!("bench-cluster: {what} failed and is repeated: {error}");

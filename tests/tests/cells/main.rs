@@ -1,8 +1,8 @@
 //! Risk: a cell's process, a keeper or a shard that dies, hangs or lies takes more with it than the design
 //! says, or a resource of a cell is lost or used twice.
 //!
-//! The guests are a few instructions, which any KVM runs, and most halt at once. Cells, keepers and shards are
-//! real, but for shards that lie (`lies`). Each test has a runtime directory of its own.
+//! The guests are a few instructions, which any KVM runs, and most halt at once. Cells, keepers and shards
+//! are real, but for shards that lie (`lies`). Each test has a runtime directory of its own.
 
 mod clones;
 mod cpu_moves;
