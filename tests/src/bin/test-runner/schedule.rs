@@ -25,6 +25,7 @@ const LONGEST_FIRST: &[&str] = &[
     "restarts",
     "cluster",
     "resources",
+    "cells",
     "lab",
     "auto",
     "boot",
