@@ -126,7 +126,7 @@ mod tests {
             (spec_of("0M").promised(), spec_of("0M").unpromised_permille()),
             (Size(0), 1000)
         );
-        assert_eq!(spec_of("1G").counted(), Size(1060 * MIB));
+        assert_eq!(spec_of("1G").counted(), Size(1064 * MIB));
     }
 
     #[test]
