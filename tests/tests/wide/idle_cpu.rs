@@ -69,7 +69,7 @@ fn waiting_vcpu_moves_to_the_idle_cpu_of_its_cell_and_the_other_vm_stays() {
     let _cluster = Cluster::of(&scratch.write("cluster.toml", cells));
     let a = start("a", &scratch);
     mirrorball(["update", "a"])
-        .args(&[
+        .args([
             "--pin",
             &format!("0={}", cpus[2]),
             "--pin",
