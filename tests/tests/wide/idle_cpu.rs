@@ -39,7 +39,8 @@ fn cpus_of(name: &str) -> Option<[u64; 2]> {
 /// Starts a VM of two vCPUs that spin. It ends with the command.
 #[track_caller]
 fn start(name: &str, scratch: &Scratch) -> Running {
-    let guest = scratch.write("guest", spinning_guest());
+    // A file for each: a VM ends whose kernel is written.
+    let guest = scratch.write(&format!("{name}.guest"), spinning_guest());
     let kernel = format!("kernel = {{ path = {guest:?} }}");
     let text = format!("name = \"{name}\"\n{kernel}\nnets = []\nmemory = \"64M\"\ncpus = 2\ncell = 0\n");
     let file = scratch.write(&format!("{name}.toml"), text);
@@ -67,7 +68,7 @@ fn waiting_vcpu_moves_to_the_idle_cpu_of_its_cell_and_the_other_vm_stays() {
         list.join(",")
     );
     let _cluster = Cluster::of(&scratch.write("cluster.toml", cells));
-    let a = start("a", &scratch);
+    let mut a = start("a", &scratch);
     mirrorball(["update", "a"])
         .args([
             "--pin",
@@ -90,7 +91,9 @@ fn waiting_vcpu_moves_to_the_idle_cpu_of_its_cell_and_the_other_vm_stays() {
 
     mirrorball(["move", "b", "--vcpu", "1", "--cpu", &cpus[2].to_string()]).ok();
     wait::until("B's waiting vCPU on the idle CPU", SOON, || {
-        assert_eq!(cpus_of("a"), Some(place_of_a), "A moves");
+        let place = cpus_of("a");
+        assert!(!a.has_ended(), "A has ended: {}", a.seen());
+        assert_eq!(place, Some(place_of_a), "A moves");
         (cpus_of("b")? == first).then_some(())
     });
     // With a CPU each, no driver stops a vCPU.
@@ -111,7 +114,9 @@ fn waiting_vcpu_moves_to_the_idle_cpu_of_its_cell_and_the_other_vm_stays() {
         .iter()
         .find(|cpu| cpu["cpu"] == json!(first[1]))
         .expect("its CPU");
-    println!("the idle CPU: {}", idle["queue"]);
+    let moves = &idle["queue"]["moves"];
+    let came = [&moves["idle"], &moves["periodic"]].map(|count| count.as_u64().expect("a count"));
+    assert_eq!(came.iter().sum::<u64>(), 1, "{sample}");
     for (name, run) in [("a", a), ("b", b)] {
         mirrorball(["kill", name]).ok();
         run.wait();
