@@ -169,4 +169,10 @@ fn pages_stay_whole_while_they_are_read_ahead_touched_and_released_at_once() {
     let with_slots = (0..state.set.pages()).filter(|page| state.set.slot(*page).is_some());
     let used = state.slots.capacity() - state.slots.free();
     assert_eq!(with_slots.count() as u32, used, "no slot leaks");
+    let pages = state.set.pages();
+    drop(state);
+    // Nor does a reference to the slot of a page.
+    rig.paging.release(0..pages).unwrap();
+    let state = rig.paging.state();
+    assert_eq!(state.slots.free(), state.slots.capacity());
 }
