@@ -13,7 +13,7 @@ use registry::cluster::interface::{BorrowedCpu, CellResponse, LentCpu};
 
 use super::cpu_lending::AutomaticLoanError;
 use super::view::KnownVm;
-use super::{Action, Client, Key, State, Value, cordons};
+use super::{Action, Client, State, Value, cordons};
 
 /// vCPUs of other cells' VMs on one CPU at most. Ours: so many as a queue of a driver has.
 const LENT_MAX: usize = policy::cpu::word::LOAD_MAX as usize;
@@ -99,20 +99,8 @@ impl State {
     /// Records for a client which vCPUs of a VM of this cell run on CPUs of other cells. The answer is sent
     /// when all cells have the change.
     pub(super) fn borrow_cpus(&mut self, client: Client, vm: &str, cpus: Vec<BorrowedCpu>) -> Vec<Action> {
-        let value = match self.with_borrowed_cpus(vm, cpus) {
-            Ok(value) => value,
-            Err(error) => {
-                let why = error.to_string();
-                return vec![Action::Answer(client, CellResponse::Refused { why })];
-            }
-        };
-        match self.node.change(&Key::Vm(vm.to_owned()), Some(value)) {
-            Some((change, effects)) => {
-                self.leaving.insert(change, client);
-                self.acts(effects)
-            }
-            None => vec![Action::Answer(client, CellResponse::Done)],
-        }
+        let value = self.with_borrowed_cpus(vm, cpus);
+        self.change_entry(client, vm, value)
     }
 
     /// The entry of a VM of this cell with these vCPUs on CPUs of other cells.

@@ -7,10 +7,10 @@
 
 use policy::cpu::entitlement::{self, EntitlementError};
 use policy::cpu::view::Terms;
-use registry::cluster::interface::{AdmitVm, CellResponse, VmShare, owner_of};
+use registry::cluster::interface::{AdmitVm, VmShare, owner_of};
 
 use super::view::KnownVm;
-use super::{Action, Client, Key, State, Value};
+use super::{Action, Client, State, Value};
 
 /// Reason against a reservation, with the help.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -77,20 +77,8 @@ impl State {
     /// Changes the CPU time that is reserved for a VM of this cell. The answer is sent when all cells
     /// have it.
     pub(super) fn reserve_cpu(&mut self, client: Client, vm: &str, permille: u32) -> Vec<Action> {
-        let value = match self.with_cpu_reservation(vm, permille) {
-            Ok(value) => value,
-            Err(error) => {
-                let why = error.to_string();
-                return vec![Action::Answer(client, CellResponse::Refused { why })];
-            }
-        };
-        match self.node.change(&Key::Vm(vm.to_owned()), Some(value)) {
-            Some((change, effects)) => {
-                self.leaving.insert(change, client);
-                self.acts(effects)
-            }
-            None => vec![Action::Answer(client, CellResponse::Done)],
-        }
+        let value = self.with_cpu_reservation(vm, permille);
+        self.change_entry(client, vm, value)
     }
 
     /// The entry of a VM of this cell with another reservation.

@@ -1,5 +1,7 @@
 //! Placement of VMs.
 
+use std::fmt::Display;
+
 use policy::memory::borrowing::allows;
 use policy::placement::{Assertions, CellCapacity, Want, place, refusals};
 use registry::cluster::interface::{AdmitVm, CellResponse, SHARD_SEPARATOR, owner_of};
@@ -47,6 +49,30 @@ pub(super) enum PlaceError {
 }
 
 impl State {
+    /// Changes the entry of a VM of this cell, or refuses with the reason. The client gets its answer when
+    /// all cells have the change.
+    pub(super) fn change_entry(
+        &mut self,
+        client: Client,
+        vm: &str,
+        value: Result<Value, impl Display>,
+    ) -> Vec<Action> {
+        let value = match value {
+            Ok(value) => value,
+            Err(error) => {
+                let why = error.to_string();
+                return vec![Action::Answer(client, CellResponse::Refused { why })];
+            }
+        };
+        match self.node.change(&Key::Vm(vm.to_owned()), Some(value)) {
+            Some((change, effects)) => {
+                self.leaving.insert(change, client);
+                self.acts(effects)
+            }
+            None => vec![Action::Answer(client, CellResponse::Done)],
+        }
+    }
+
     /// Applies these assertions on cells' capacity from now on.
     pub fn assert(&mut self, assertions: Assertions) {
         self.assertions = assertions;
