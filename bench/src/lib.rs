@@ -1,5 +1,6 @@
 //! Common parts of several benches.
 
+pub mod bars;
 pub mod cpu;
 pub mod guest_files;
 pub mod guest_process;

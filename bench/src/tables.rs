@@ -1,6 +1,5 @@
 //! The measurements, as tables, and the taking of a figure.
 
-mod bars;
 mod report;
 
 use std::time::Instant;

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::plot::Plot;
 use super::value::{Object, Value, field};
 
 /// All results that have a page.
@@ -29,6 +30,8 @@ pub struct Entry {
     pub discussed: String,
     /// A picture beside it that the command draws.
     pub picture: Option<String>,
+    /// A picture that is drawn from the file.
+    pub plot: Option<Plot>,
     /// Fields that its page leaves out, at any depth.
     #[serde(default)]
     pub hidden: Vec<String>,
@@ -50,6 +53,12 @@ impl Entry {
     /// The file's name without its ending.
     pub fn name(&self) -> &str {
         self.file.strip_suffix(".json").unwrap_or(&self.file)
+    }
+
+    /// The name of its picture in `bench/results`, if it has one.
+    pub fn picture(&self) -> Option<String> {
+        let drawn = || self.plot.as_ref().map(|_| format!("{}.svg", self.name()));
+        self.picture.clone().or_else(drawn)
     }
 
     /// The origin of the figures: by the file itself, or by this entry if the file does not name it.

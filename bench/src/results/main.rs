@@ -1,12 +1,13 @@
 //! Pages of measurements, from the files in `bench/results`: `bench-results [FOLDER]`, the project's folder,
 //! by default the current one.
 //!
-//! Each file has an entry in `bench/results/index.toml` and a page in `docs/results/tables`. The table in
-//! `docs/results/README.md` lists all. A test compares the pages with the files, so that no figure changes by
-//! hand.
+//! Each file has an entry in `bench/results/index.toml`, a page in `docs/results/tables`, and a picture if
+//! its entry has a plot. The table in `docs/results/README.md` lists all. A test compares the pages with the
+//! files, so that no figure changes by hand.
 
 mod index;
 mod pages;
+mod plot;
 mod tables;
 mod value;
 mod words;
@@ -50,6 +51,17 @@ fn generate(root: &Path) -> Outcome<BTreeMap<PathBuf, String>> {
             .object()
             .ok_or_else(|| format!("{}: no object", path.display()))?;
         let origin = entry.origin(file)?;
+        if let Some(plot) = &entry.plot {
+            let picture = plot.picture(&entry.title, file);
+            let picture = picture.map_err(|error| {
+                format!(
+                    "{}: the plot of {}: {error}; help: change one of them",
+                    list.display(),
+                    entry.file
+                )
+            })?;
+            made.insert(path.with_extension("svg"), picture);
+        }
         let page = Path::new(PAGES).join(format!("{}.md", entry.name()));
         made.insert(page, pages::page(entry, &origin, file));
         results.push((entry, origin));

@@ -36,7 +36,7 @@ pub fn page(entry: &Entry, origin: &Origin, file: &Object) -> String {
     for section in &sections {
         text += &section_text(section);
     }
-    if let Some(picture) = &entry.picture {
+    if let Some(picture) = entry.picture() {
         text += &format!(
             "\n![{}](../../../bench/results/{picture})\n",
             entry.title.replace(['[', ']'], "")

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::bars::bars;
 use super::{Column, Table};
 use crate::Outcome;
+use crate::bars::{Group, Scale, bars};
 
 /// All figures.
 #[derive(Serialize)]
@@ -81,14 +81,14 @@ impl<'a> Report<'a> {
 
     /// All times as bars on a logarithmic scale.
     pub fn svg(&self) -> String {
-        let groups: Vec<(&str, Vec<(&str, f64)>)> = self
-            .tables
-            .iter()
-            .map(|figures| (figures.title, figures.times()))
-            .filter(|(_, times)| !times.is_empty())
-            .collect();
+        let groups = self.tables.iter().map(|figures| Group {
+            name: figures.title,
+            bars: figures.times(),
+        });
+        let groups: Vec<Group> = groups.filter(|group| !group.bars.is_empty()).collect();
         bars(
             "Round trip of a message, and operations made of messages, ns",
+            Scale::Logarithmic,
             &groups,
         )
     }
