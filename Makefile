@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-scheduling bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-cluster    two programs in one VM, in two cells that lend each other memory and CPUs, and in two that don't (10 min without usable KVM)"
 	@echo "make bench-borrowing  random reads and updates in a VM with three quarters of its memory borrowed (10 min without usable KVM)"
 	@echo "make bench-gangs      two VMs on two CPUs whose threads wait for one another, by Linux and with gangs (15 min a run on busy CPUs without usable KVM)"
+	@echo "make bench-moves      moves of a vCPU between CPUs of a cell, and of two (a minute)"
 	@echo "make bench-gates      ways to choose which vCPU of a CPU runs (a minute)"
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"
@@ -162,6 +163,9 @@ bench-borrowing: build
 bench-gangs: build
 	@scripts/setup.sh run
 	scripts/bench-gangs.sh $(MIRRORBALL)
+
+bench-moves: build
+	scripts/bench-moves.sh $(MIRRORBALL)
 
 bench-gates: build
 	scripts/bench-gates.sh $(OUT)

@@ -43,6 +43,11 @@ impl Mirrorball {
         self.folder.join("mirrorball")
     }
 
+    /// Its runtime directory.
+    pub fn runtime(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
     /// A call of Mirrorball, without input, that ends after `limit`.
     pub fn command(&self, words: &[&str], limit: Duration) -> Command {
         let mut command = Command::new("timeout");
@@ -51,7 +56,7 @@ impl Mirrorball {
             .args(["--foreground", "-k", "5", &limit.as_secs().to_string()])
             .arg(self.program())
             .args(words)
-            .env("MIRRORBALL_RUNTIME", self.folder.join("run"))
+            .env("MIRRORBALL_RUNTIME", self.runtime())
             .stdin(Stdio::null());
         command
     }
