@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Two cells of this host lend memory and CPUs to each other, in the view of `mirrorball top`: a VM borrows the memory that its cell
-# lacks, and a vCPU of a VM over both cells moves to the other cell's CPU and back. On a terminal the view is live.
+# lacks, a vCPU of a VM over both cells moves to the other cell's CPU and back by command, and a vCPU of a loaded cell moves to the
+# other cell's idle CPU by decision, until that cell recalls its CPU. On a terminal the view is live.
 # Usage: scripts/demo-cluster.sh MIRRORBALL
 set -euo pipefail
 mirrorball=$1
-store=demo-store worker=demo-worker
+store=demo-store worker=demo-worker loaded=demo-loaded rival=demo-rival
 
 # A step: LIMIT in seconds, then arguments of `mirrorball`.
 step() { timeout --foreground -k 5 "$1" "$mirrorball" "${@:2}" </dev/null; }
@@ -17,7 +18,7 @@ work=$(mktemp -d) cluster=''
 clean() {
     if [[ $cluster ]]; then
         # Gone already if the lab died.
-        for vm in $store $worker; do step 30 kill "$vm" >/dev/null 2>&1; done
+        for vm in $store $worker $loaded $rival; do step 30 kill "$vm" >/dev/null 2>&1; done
         step 60 cluster down >/dev/null 2>&1
     fi
     rm -rf "$work"
@@ -38,7 +39,8 @@ else
     [[ ${#cpus[@]} = 2 ]] || fail "two cells need two CPUs, and this program may use CPUs ${cpus[*]} only"
 fi
 for cpu in "${cpus[@]}"; do printf '[[cells]]\ncpus = "%s"\nmemory = "384M"\n' "$cpu"; done >"$work/cluster.toml"
-echo "demo: two cells of one CPU and 384 MiB each"
+printf '[scheduling]\nlend_cpus = true\n' >>"$work/cluster.toml"
+echo "demo: two cells of one CPU and 384 MiB each, which lend CPUs by themselves"
 cluster=up
 step 120 cluster up "$work/cluster.toml" --lab $lab
 
@@ -57,14 +59,25 @@ starts() { # NAME ARGUMENTS...
         sleep 1
     done
 }
+# A program of the guest that computes forever, on one of its CPUs.
+computes() { # NAME CPU
+    in_guest 60 "$1" "(taskset $((1 << $2)) sh -c 'while :; do :; done') </dev/null >/dev/null 2>&1 &"
+}
+# Waits until `top` shows a vCPU on another cell's CPU by decision ("away"), or none ("home").
+awaits() { # away|home NAME REASON
+    local begun=$SECONDS shown
+    while :; do
+        shown=$(step 60 top --batch --count 1 --interval 0.5)
+        if grep -q "^$2 .* by decision" <<<"$shown"; then [[ $1 = home ]] || return 0; else [[ $1 = away ]] || return 0; fi
+        ((SECONDS - begun < 30)) || fail "$3 after 30 s: $shown"
+    done
+}
 lends() { [[ $(step 30 cluster status) == *"has lent"* ]]; }
 
 steps() {
     echo "demo: $worker has a vCPU in each cell, and both compute"
     starts $worker --cpus 2 --memory 128M --span 0,1
-    for cpu in 0 1; do
-        in_guest 60 $worker "(taskset $((1 << cpu)) sh -c 'while :; do :; done') </dev/null >/dev/null 2>&1 &"
-    done
+    for cpu in 0 1; do computes $worker $cpu; done
     look "a vCPU of $worker runs on the CPU of each cell"
     step 60 move $worker --vcpu 1 --cell 0
     look "vCPU 1 has moved: cell 0 lends its CPU to both (RUN% and WAIT% of each are about a half)"
@@ -85,6 +98,16 @@ steps() {
     done
     look "$store has ended, and its memory is returned"
     step 60 kill $worker >/dev/null
+
+    echo "demo: $loaded has two vCPUs in cell 0, which has one CPU, and both compute; $rival in cell 1 is idle"
+    starts $rival --cpus 1 --memory 128M --cell 1
+    starts $loaded --cpus 2 --memory 128M --cell 0
+    for cpu in 0 1; do computes $loaded $cpu; done
+    awaits away $loaded "no vCPU of $loaded is on the idle CPU of cell 1"
+    look "cell 0 has moved a vCPU of $loaded to the CPU of cell 1. See MOVED, and \`by decision\`"
+    computes $rival 0
+    awaits home $loaded "cell 1 has not recalled its CPU"
+    look "$rival computes now, so cell 1 has its CPU back. See RECALLED"
 }
 
 if [[ -t 1 ]]; then

@@ -1,12 +1,16 @@
 //! Metrics for Prometheus. `docs/reference/api.md` lists the names.
 
+use std::collections::BTreeMap;
+
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use hostinfo::memory_use;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use registry::cluster::interface::CpuLending;
 
 use crate::api::{blocking, cells, records};
 use crate::problem::Problem;
@@ -26,7 +30,8 @@ pub(crate) async fn metrics() -> Result<Response, Problem> {
             .iter()
             .map(|vm| (vm.name.clone(), vm.host_bytes, vm.shared_bytes()))
             .collect();
-        text(&vms, &taken, &cells()?).map_err(Problem::internal)
+        let lending = operations::cells::cpu_lending()?;
+        text(&vms, &taken, &cells()?, &lending).map_err(Problem::internal)
     })
     .await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -36,27 +41,43 @@ pub(crate) async fn metrics() -> Result<Response, Problem> {
 /// Host memory of a VM, bytes: its name, the memory that it uses, and the memory that it shares.
 type Taken = (String, u64, u64);
 
-/// Formats the text. `taken` has each VM whose memory could be read.
-fn text(vms: &[Vm], taken: &[Taken], cells: &[Cell]) -> Result<String, std::fmt::Error> {
-    let mut gauges = Gauges(Registry::with_prefix("mirrorball"));
-    gauges.add_vms(vms);
-    gauges.add_memory(taken);
-    gauges.add_cells(cells);
+/// Formats the text. `taken` has each VM whose memory could be read, and `lending` each cell of this host
+/// that moves vCPUs between cells by decision.
+fn text(
+    vms: &[Vm],
+    taken: &[Taken],
+    cells: &[Cell],
+    lending: &BTreeMap<u16, CpuLending>,
+) -> Result<String, std::fmt::Error> {
+    let mut metrics = Metrics(Registry::with_prefix("mirrorball"));
+    metrics.add_vms(vms);
+    metrics.add_memory(taken);
+    metrics.add_cells(cells);
+    metrics.add_cpu_lending(lending);
     let mut text = String::new();
-    encode(&mut text, &gauges.0)?;
+    encode(&mut text, &metrics.0)?;
     Ok(text)
 }
 
-/// The registry of this program's metrics, all of which are gauges.
-struct Gauges(Registry);
+/// The registry of this program's metrics: gauges, and counts that a cell's process has kept.
+struct Metrics(Registry);
 
-impl Gauges {
+impl Metrics {
     fn add(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
         let family = Family::<Labels, Gauge>::default();
         for (labels, value) in values {
             family
                 .get_or_create(&labels)
                 .set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        self.0.register(name, help, family);
+    }
+
+    /// Adds counters, to whose names the text adds `_total`.
+    fn add_counters(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
+        let family = Family::<Labels, Counter>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).inc_by(value);
         }
         self.0.register(name, help, family);
     }
@@ -139,6 +160,39 @@ impl Gauges {
             |cell| cell.borrowed_bytes,
         );
     }
+
+    fn add_cpu_lending(&mut self, lending: &BTreeMap<u16, CpuLending>) {
+        let mut add = |name, help, value: fn(&CpuLending) -> u64| {
+            let counts = lending.iter();
+            let counts = counts.map(|(cell, counts)| (label("cell", &cell.to_string()), value(counts)));
+            self.add_counters(name, help, counts);
+        };
+        add(
+            "cell_cpus_sought",
+            "How often a cell looked for a CPU of another one",
+            |counts| counts.sought,
+        );
+        add(
+            "cell_vcpus_moved",
+            "vCPUs that a cell moved to CPUs of other cells",
+            |counts| counts.moved,
+        );
+        add(
+            "cell_vcpus_returned",
+            "vCPUs that a cell took back to its own CPUs",
+            |counts| counts.returned,
+        );
+        add(
+            "cell_vcpus_recalled",
+            "vCPUs of other cells that a cell sent back from its CPUs",
+            |counts| counts.recalled,
+        );
+        add(
+            "cell_vcpu_moves_refused",
+            "Moves of vCPUs between cells that were refused",
+            |counts| counts.refused,
+        );
+    }
 }
 
 fn label(name: &'static str, value: &str) -> Labels {
@@ -181,7 +235,31 @@ mod tests {
             vcpus: 2,
             vms: vec!["a".to_owned()],
         };
-        let text = text(&[vm], &[("a".to_owned(), 6, 7)], &[cell]).unwrap();
+        let lending = CpuLending {
+            sought: 9,
+            moved: 8,
+            returned: 7,
+            recalled: 6,
+            refused: 5,
+            ..CpuLending::default()
+        };
+        let other = Cell {
+            number: 1,
+            ..cell.clone()
+        };
+        let taken = [("a".to_owned(), 6, 7)];
+        let text = text(&[vm], &taken, &[cell, other], &[(0, lending)].into()).unwrap();
+        for (name, count) in [
+            ("cpus_sought", 9),
+            ("vcpus_moved", 8),
+            ("vcpus_returned", 7),
+            ("vcpus_recalled", 6),
+            ("vcpu_moves_refused", 5),
+        ] {
+            let of = |cell: u16| format!("mirrorball_cell_{name}_total{{cell=\"{cell}\"}}");
+            assert!(text.contains(&format!("{} {count}\n", of(0))), "{text}");
+            assert!(!text.contains(&of(1)), "it decides on none: {text}");
+        }
         let labels = "mirrorball_vm_label{vm=\"a\",key=\"team\",value=\"web\"} 1";
         assert!(text.contains(labels), "{text}");
         assert!(text.contains("mirrorball_vm_host_bytes{vm=\"a\"} 6"), "{text}");
@@ -190,10 +268,11 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 17, "{text}");
+        assert_eq!(names.len(), 22, "{text}");
         for name in names {
+            let is_documented = [format!("`{name}`"), format!("`{name}_total`")];
             assert!(
-                document.contains(&format!("`{name}`")),
+                is_documented.iter().any(|name| document.contains(name)),
                 "{name} is not in docs/reference/api.md"
             );
         }

@@ -1,5 +1,7 @@
 //! Operations on the cells of this host.
 
+use std::collections::BTreeMap;
+use std::thread;
 use std::time::Duration;
 
 use config::cluster::CellPlan;
@@ -11,6 +13,8 @@ use crate::failure::{Failure, Kind};
 
 /// Time limit for a cell's report of its vCPUs: each of its spanning VMs may take 5 s.
 const VCPUS_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for a cell's report of its moves between cells: it replies at once.
+const LENDING_LIMIT: Duration = Duration::from_secs(2);
 
 type Result<T> = std::result::Result<T, Failure>;
 
@@ -103,6 +107,46 @@ pub fn vcpus() -> Result<Vcpus> {
     all.vcpus
         .sort_by(|one, other| (&one.vm, one.vcpu).cmp(&(&other.vm, other.vcpu)));
     Ok(all)
+}
+
+/// Returns the moves of vCPUs between cells by decision, of each cell of this host that decides on some and
+/// replies within 2 s. Empty where the cluster file does not say `lend_cpus`.
+///
+/// # Errors
+/// If the cluster's files can't be read.
+pub fn cpu_lending() -> Result<BTreeMap<u16, CpuLending>> {
+    let files = Files::open().map_err(Failure::host)?;
+    if !files.scheduling().map_err(Failure::host)?.lend_cpus {
+        return Ok(BTreeMap::new());
+    }
+    let plan = files.running().map_err(Failure::host)?;
+    let cells: Vec<_> = plan
+        .iter()
+        .map(|cell| (cell.number, files.cell(cell.number)))
+        .collect();
+    // One that hangs delays no other one.
+    Ok(thread::scope(|scope| {
+        let asked: Vec<_> = cells
+            .iter()
+            .filter_map(|(number, cell)| {
+                let report = thread::Builder::new().spawn_scoped(scope, || ask_cpu_lending(cell));
+                Some((*number, report.ok()?))
+            })
+            .collect();
+        let reports = asked.into_iter();
+        reports
+            .filter_map(|(number, report)| Some((number, report.join().ok()??)))
+            .collect()
+    }))
+}
+
+fn ask_cpu_lending(cell: &CellFiles) -> Option<CpuLending> {
+    let mut connection = Connection::open(cell).ok()?;
+    connection.limit_wait(LENDING_LIMIT).ok()?;
+    match connection.ask(&CellRequest::CpuLending) {
+        Ok(CellResponse::CpuLending(lending)) => Some(lending),
+        _ => None,
+    }
 }
 
 /// Returns the vCPUs of a cell's VMs, in no order. `limit` is the time for each response.

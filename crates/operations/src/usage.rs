@@ -16,7 +16,7 @@ mod tests;
 
 pub use collector::{Collector, SOURCE_LIMIT};
 pub use reading::{
-    CellReading, CellState, Counters, CpuQueue, CpuReading, QueueMoves, Reading, Unknown, VcpuReading,
-    VmReading, VmState,
+    CellReading, CellState, Counters, CpuQueue, CpuReading, MovedBy, QueueMoves, Reading, Unknown,
+    VcpuReading, VmReading, VmState,
 };
 pub use sample::{CpuUse, CpuVcpu, Sample, VcpuUse, VmUse};

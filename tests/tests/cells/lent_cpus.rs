@@ -1,8 +1,12 @@
 //! vCPUs that their cell moves to an idle CPU of another one, by its own decision.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
+use guest_tests::command::{Call, binary, built};
 use guest_tests::wait;
 use serde_json::{Value, json};
 
@@ -40,6 +44,23 @@ impl Cells {
         });
     }
 
+    /// The metrics of the cells, as the API formats them.
+    #[track_caller]
+    fn metrics(&self) -> String {
+        let socket = self.scratch.join("api.sock");
+        let call = self.with_settings(Call::new(built("mirrorball-api")));
+        let api = call.args([Path::new("--socket"), &socket, Path::new("--program"), &binary()]);
+        // Ended when this is dropped.
+        let _api = api.spawn();
+        let mut stream = wait::until("the API serves", SOON, || UnixStream::connect(&socket).ok());
+        let request = "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.set_read_timeout(Some(SOON)).expect("a socket");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer in time");
+        answer
+    }
+
     /// A count of a cell's decisions, as `top` shows it.
     #[track_caller]
     fn lending(&self, cell: usize, key: &str) -> u64 {
@@ -67,6 +88,26 @@ fn vcpu_of_a_loaded_cell_moves_to_an_idle_one_by_itself_and_returns_when_that_ge
     std::thread::sleep(STAYS);
     assert_eq!(cells.status()[1]["lent_cpus"], lent);
     assert_eq!(cells.lending(0, "moved"), 1);
+    assert!(cells.lending(0, "sought") >= 1);
+    // Promise CELL-57.
+    let top = cells
+        .call(["top", "--batch", "--count", "1", "--interval", "0.1"])
+        .ok()
+        .text();
+    let away = top
+        .lines()
+        .find(|line| line.starts_with("moves ") && line.contains("by decision"));
+    let away: Vec<&str> = away.unwrap_or_default().split_whitespace().collect();
+    let at = format!("0 1 {other} {other} by decision");
+    assert_eq!(away.get(1..7).map(|words| words.join(" ")), Some(at), "{top}");
+    let shown = cells.call(["cluster", "status"]).ok().text();
+    assert!(
+        shown.contains("cell 0 has moved 1 vCPUs to other cells"),
+        "{shown}"
+    );
+    let metrics = cells.metrics();
+    let moved = "mirrorball_cell_vcpus_moved_total{cell=\"0\"} 1\n";
+    assert!(metrics.contains(moved), "{metrics}");
 
     // The lender's own VM goes first.
     cells.begin("rival", "cell = 1\n");

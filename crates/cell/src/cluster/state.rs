@@ -106,6 +106,8 @@ pub enum Action {
     CloseRegion(String),
     /// Reports to a client where the vCPUs of the cell's VMs are.
     ReportVcpus(Client),
+    /// Reports to a client the moves of vCPUs between cells by decision.
+    ReportCpuLending(Client),
     /// Takes a vCPU of a VM of this cell back from a lender that needs its CPU.
     ReturnCpu {
         /// The client that waits for it.
@@ -423,11 +425,7 @@ impl State {
 
     /// Handles a client's request.
     pub fn handle_request(&mut self, client: Client, ask: CellRequest) -> Vec<Action> {
-        let is_report = matches!(
-            ask,
-            CellRequest::Status | CellRequest::Ping | CellRequest::Vcpus | CellRequest::CpuLoad
-        );
-        if !is_report {
+        if !ask.is_report() {
             self.pass_is_due();
         }
         match ask {
@@ -456,6 +454,7 @@ impl State {
             CellRequest::Forget { cells } => self.forget(client, &cells),
             CellRequest::Ping | CellRequest::TakeHosts => vec![Action::Answer(client, CellResponse::Done)],
             CellRequest::Vcpus => vec![Action::ReportVcpus(client)],
+            CellRequest::CpuLending => vec![Action::ReportCpuLending(client)],
             CellRequest::Protocols => vec![Action::ReportProtocols(client)],
             CellRequest::Trial if self.early.is_none() => vec![Action::ReportAdopted(client)],
             CellRequest::Trial => {

@@ -291,6 +291,7 @@ impl Collector {
         for vcpu in &mut vcpus {
             let record = records.iter().find(|record| record.name == vcpu.vm);
             vcpu.is_pinned = record.is_some_and(|record| record.pins.contains_key(&vcpu.vcpu));
+            vcpu.moved_by = record.and_then(|record| sources::moved_by(record, vcpu.vcpu));
             // Processes of other hosts have ids that are here those of others.
             let is_here = vcpu
                 .cell

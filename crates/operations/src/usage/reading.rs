@@ -209,6 +209,16 @@ pub struct VmReading {
     pub borrowed: Vec<LentMemory>,
 }
 
+/// Origin of a vCPU's move to a CPU of another cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MovedBy {
+    /// Its cell, which decides when it returns, too.
+    Decision,
+    /// A command, which alone ends the move.
+    Command,
+}
+
 /// A vCPU, and the thread that runs it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct VcpuReading {
@@ -231,6 +241,8 @@ pub struct VcpuReading {
     pub last_cpu: Option<usize>,
     /// Whether its user has pinned it to CPUs.
     pub is_pinned: bool,
+    /// Origin of its move to a CPU of another cell than its VM's; none if it is at home.
+    pub moved_by: Option<MovedBy>,
     /// Whether it is halted now.
     pub is_halted: Option<bool>,
     /// Counters since the guest's boot.

@@ -14,7 +14,7 @@ use registry::vms::{Record, State};
 use serde_json::Value;
 
 use super::reading::{
-    CellReading, CellState, Counters, CpuQueue, QueueMoves, VcpuReading, VmReading, VmState,
+    CellReading, CellState, Counters, CpuQueue, MovedBy, QueueMoves, VcpuReading, VmReading, VmState,
 };
 use crate::cells::{Vcpus, ask_vcpus};
 
@@ -197,6 +197,7 @@ pub(super) fn vcpu(vcpu: Vcpu, at_ms: u64) -> VcpuReading {
         cpus: Some(vcpu.cpus),
         last_cpu: Some(vcpu.last_cpu),
         is_pinned: false,
+        moved_by: None,
         is_halted: kvm.is_halted,
         counters: Counters {
             ran_ms: Some(vcpu.ran_ms),
@@ -207,6 +208,16 @@ pub(super) fn vcpu(vcpu: Vcpu, at_ms: u64) -> VcpuReading {
             ..Counters::default()
         },
     }
+}
+
+/// Returns the origin of a vCPU's move to another cell, as the VM's record has it.
+pub(super) fn moved_by(record: &Record, vcpu: u8) -> Option<MovedBy> {
+    let mut borrowed = record.borrowed_cpus.iter();
+    let borrowed = borrowed.find(|borrowed| borrowed.vcpu == vcpu)?;
+    Some(match borrowed.is_automatic {
+        true => MovedBy::Decision,
+        false => MovedBy::Command,
+    })
 }
 
 /// Returns the vCPUs of a VM from its own status. One that spans cells reports the cell of each vCPU only.

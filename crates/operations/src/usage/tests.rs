@@ -2,7 +2,7 @@ use registry::cluster::interface;
 use registry::vms::Record;
 use serde_json::{Value, json};
 
-use super::sources::{queue, vcpus_of_vm};
+use super::sources::{moved_by, queue, vcpus_of_vm};
 use super::*;
 
 /// A vCPU whose counters are `ran`, `waited` and `halted` milliseconds and `halts`, read at `at_ms`.
@@ -309,6 +309,16 @@ fn vm_over_cells_that_a_monitor_serves_shows_the_cell_of_each_vcpu() {
     let cells: Vec<_> = vcpus.iter().map(|vcpu| (vcpu.vcpu, vcpu.cell)).collect();
     assert_eq!(cells, [(0, Some(0)), (1, Some(3)), (2, None)]);
     assert_eq!(vcpus[1].counters, Counters::default());
+}
+
+#[test]
+fn vcpu_on_another_cells_cpu_has_the_origin_of_its_move() {
+    let record = record(json!({ "cell": 0, "borrowed_cpus": [
+        { "vcpu": 1, "cell": 1, "cpu": 4, "is_automatic": true },
+        { "vcpu": 2, "cell": 1, "cpu": 5 },
+    ] }));
+    let origins = [0, 1, 2].map(|vcpu| moved_by(&record, vcpu));
+    assert_eq!(origins, [None, Some(MovedBy::Decision), Some(MovedBy::Command)]);
 }
 
 #[test]

@@ -73,6 +73,8 @@ pub struct CpuLoad {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CpuLending {
+    /// Evaluations in which one of its vCPUs wanted another cell. A release before the key counts none.
+    pub sought: u64,
     /// vCPUs of its VMs that moved to CPUs of other cells.
     pub moved: u64,
     /// vCPUs of its VMs that it took back to its own CPUs.

@@ -257,6 +257,8 @@ pub enum CellRequest {
     },
     /// Report the load of this cell's CPUs. A cell that lends none by itself refuses.
     CpuLoad,
+    /// Report the moves of vCPUs between cells by this cell's decision. A cell that decides on none refuses.
+    CpuLending,
     /// Have a vCPU of a VM of this cell, which its decision has moved to the lender, run on a CPU of this
     /// cell again.
     ReturnCpu {
@@ -318,6 +320,16 @@ pub enum CellRequest {
     End,
 }
 
+impl CellRequest {
+    /// Whether the response is a report, and nothing changes.
+    pub fn is_report(&self) -> bool {
+        matches!(
+            self,
+            Self::Status | Self::Ping | Self::Vcpus | Self::CpuLoad | Self::CpuLending
+        )
+    }
+}
+
 /// Response to a [`CellRequest`].
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
@@ -363,6 +375,8 @@ pub enum CellResponse {
     },
     /// The load of the cell's CPUs.
     CpuLoad(CpuLoad),
+    /// Moves of vCPUs between cells by decision of the cell.
+    CpuLending(CpuLending),
     /// The protocols that the cell speaks.
     Protocols(Protocols),
 }

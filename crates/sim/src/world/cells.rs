@@ -439,6 +439,7 @@ impl World {
                 // Monitors serve its VMs, none of which has a shared region.
                 Action::Adopt(..)
                 | Action::ReportVcpus(_)
+                | Action::ReportCpuLending(_)
                 | Action::ReturnCpu { .. }
                 | Action::ReportAdopted(_)
                 | Action::ReportProtocols(_)

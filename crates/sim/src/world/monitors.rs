@@ -167,6 +167,7 @@ impl World {
             | CellResponse::Status(_)
             | CellResponse::Vcpus { .. }
             | CellResponse::CpuLoad(_)
+            | CellResponse::CpuLending(_)
             | CellResponse::Protocols(_) => {}
         }
     }

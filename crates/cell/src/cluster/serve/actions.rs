@@ -55,6 +55,10 @@ impl Cell {
                 };
                 self.answer(client, &answer);
             }
+            Action::ReportCpuLending(client) => {
+                let answer = self.adoptions.report_lending();
+                self.answer(client, &answer);
+            }
             Action::ReportVcpus(client) => {
                 let begun = self.adoptions.begin_to_list_vcpus(self.response_to(client));
                 self.refuse_if_failed(client, begun);

@@ -88,6 +88,17 @@ impl Adoptions {
         Self { lending, ..self }
     }
 
+    /// The counts of moves between cells by decision.
+    pub(super) fn report_lending(&self) -> CellResponse {
+        match &self.lending {
+            Some(lending) => CellResponse::CpuLending(lending.counts()),
+            None => CellResponse::Refused {
+                why: "the cell lends no CPU by itself (`lend_cpus` in [scheduling] of the cluster file)"
+                    .to_owned(),
+            },
+        }
+    }
+
     /// The VMs that are served.
     pub(super) fn served(&self) -> Vec<VmHandle> {
         self.table().served().cloned().collect()

@@ -179,6 +179,7 @@ impl Balancer {
 
     /// Moves a vCPU to one of these cells, if their loads are far enough below this one's.
     fn seek(&mut self, now: Nanos, own: &OwnCell<VcpuName>, cells: &[u16]) {
+        self.report.count(|counts| &mut counts.sought);
         let loads: BTreeMap<u16, CpuLoad> = cells
             .iter()
             .filter_map(|cell| Some((*cell, load_of(*cell)?)))

@@ -145,6 +145,7 @@ impl World {
                 | Action::AwaitLeft(..)
                 | Action::Adopt(..)
                 | Action::ReportVcpus(_)
+                | Action::ReportCpuLending(_)
                 | Action::ReturnCpu { .. }
                 | Action::ReportAdopted(_)
                 | Action::ReportProtocols(_)

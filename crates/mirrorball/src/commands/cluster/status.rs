@@ -8,7 +8,7 @@ use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client;
 use registry::cluster::files::Files;
-use registry::cluster::interface::{CellStatus, LentCpu, LentMemory, RegionStatus, Status};
+use registry::cluster::interface::{CellStatus, CpuLending, LentCpu, LentMemory, RegionStatus, Status};
 use registry::vms::{Record, Registry};
 
 use super::cells::no_cluster;
@@ -47,6 +47,10 @@ pub(super) fn status(json: bool) -> Result<ExitCode> {
     } else {
         let users = files.users().into_diagnostic()?;
         print(&status, &users);
+        // A cell that does not reply is in the table already.
+        for (cell, counts) in operations::cells::cpu_lending().unwrap_or_default() {
+            println!("{}", lending_line(cell, &counts));
+        }
         users::print_use(&users);
         if let Some(site) = &site {
             keys::print_fingerprints(&site.keys, [&site.here[..]]);
@@ -172,6 +176,21 @@ fn lent_cpu_line(cell: &CellStatus, lent: &LentCpu) -> String {
     )
 }
 
+/// Moves of vCPUs between cells by decision of one of them.
+fn lending_line(cell: u16, counts: &CpuLending) -> String {
+    let CpuLending {
+        moved,
+        returned,
+        recalled,
+        refused,
+        ..
+    } = counts;
+    format!(
+        "cell {cell} has moved {moved} vCPUs to other cells by decision and taken {returned} back; it has \
+         recalled {recalled} of its CPUs; {refused} moves were refused"
+    )
+}
+
 fn line(cell: &CellStatus, users: &[UserPlan]) -> String {
     let state = match (cell.failed, cell.life) {
         (true, _) => "failed",
@@ -206,6 +225,20 @@ mod tests {
     use config::cluster::CellPlan;
 
     use super::*;
+
+    #[test]
+    fn moves_by_decision_are_counted_in_one_line() {
+        let counts = CpuLending {
+            moved: 3,
+            returned: 2,
+            recalled: 1,
+            refused: 4,
+            ..CpuLending::default()
+        };
+        let line = "cell 1 has moved 3 vCPUs to other cells by decision and taken 2 back; it has recalled 1 of \
+                    its CPUs; 4 moves were refused";
+        assert_eq!(lending_line(1, &counts), line);
+    }
 
     #[test]
     fn loan_is_shown_with_its_reason() {

@@ -280,6 +280,12 @@ fn cell_line(cell: &CellReading) -> Line<'static> {
             line.push_span(Span::raw(format!("; {what} {}", loans(parts, word))));
         }
     }
+    if let Some(counts) = &cell.cpu_lending {
+        line.push_span(Span::raw(format!(
+            "; vCPUs moved {}, returned {}, recalled {}, refused {}",
+            counts.moved, counts.returned, counts.recalled, counts.refused
+        )));
+    }
     line
 }
 

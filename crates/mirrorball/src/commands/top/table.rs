@@ -5,8 +5,8 @@
 use std::cmp::Ordering;
 
 use config::cpulist;
-use operations::usage::{CellReading, CpuUse, Sample, VcpuUse, VmUse};
-use registry::cluster::interface::LentMemory;
+use operations::usage::{CellReading, CpuUse, MovedBy, Sample, VcpuUse, VmUse};
+use registry::cluster::interface::{CpuLending, LentMemory};
 
 /// Text of a figure that is unknown, or of a thing that is not there.
 const NONE: &str = "-";
@@ -155,6 +155,11 @@ const CELLS: &[Column] = &[
     figure("MEMORY"),
     figure("GIVEN"),
     figure("FREE"),
+    figure("SOUGHT"),
+    figure("MOVED"),
+    figure("RETURNED"),
+    figure("RECALLED"),
+    figure("REFUSED"),
     name("LENT"),
     name("BORROWED"),
     name("VMS"),
@@ -283,7 +288,7 @@ fn vcpu(vcpu: &VcpuUse) -> Row {
     let cpus = read
         .cpus
         .as_deref()
-        .map(|cpus| format!("{}{mark}", cpulist::write(cpus)));
+        .map(|cpus| format!("{}{mark}{}", cpulist::write(cpus), mover(read.moved_by)));
     Row {
         entries: vec![
             Entry::text(&read.vm),
@@ -301,6 +306,15 @@ fn vcpu(vcpu: &VcpuUse) -> Row {
         ],
         subject: format!("{}/{}", read.vm, read.vcpu),
         id: RowId::Vcpu(read.vm.clone(), read.vcpu),
+    }
+}
+
+/// Formats the reason why a vCPU is on a CPU of another cell, behind that CPU.
+fn mover(moved_by: Option<MovedBy>) -> &'static str {
+    match moved_by {
+        Some(MovedBy::Decision) => " by decision",
+        Some(MovedBy::Command) => " by command",
+        None => "",
     }
 }
 
@@ -382,6 +396,7 @@ fn cell(cell: &CellReading) -> Row {
         )
     };
     let vms = cell.vms.as_deref().unwrap_or_default().join(" ");
+    let moves = |count: fn(&CpuLending) -> u64| Entry::count(cell.cpu_lending.as_ref().map(count));
     Row {
         entries: vec![
             Entry::count(Some(cell.cell)),
@@ -392,6 +407,11 @@ fn cell(cell: &CellReading) -> Row {
             Entry::bytes(cell.memory_bytes),
             Entry::bytes(cell.given_bytes),
             Entry::bytes(cell.free_bytes),
+            moves(|counts| counts.sought),
+            moves(|counts| counts.moved),
+            moves(|counts| counts.returned),
+            moves(|counts| counts.recalled),
+            moves(|counts| counts.refused),
             told(&cell.lent, "to"),
             told(&cell.borrowed, "of"),
             Entry::text(&vms),

@@ -1,14 +1,14 @@
 use std::time::{Duration, Instant};
 
 use operations::usage::{
-    CellReading, CellState, CpuQueue, CpuUse, CpuVcpu, QueueMoves, Sample, Unknown, VcpuReading, VcpuUse,
-    VmReading, VmState, VmUse,
+    CellReading, CellState, CpuQueue, CpuUse, CpuVcpu, MovedBy, QueueMoves, Sample, Unknown, VcpuReading,
+    VcpuUse, VmReading, VmState, VmUse,
 };
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::layout::Rect;
 use ratatui::style::Modifier;
-use registry::cluster::interface::LentMemory;
+use registry::cluster::interface::{CpuLending, LentMemory};
 
 use super::screen::{Screen, heights};
 use super::state::{Effect, Key, Mode, Order, State, Target};
@@ -208,9 +208,9 @@ fn plain_text_has_every_table_and_the_silent_cell() {
 mirrorball top, 2026-11-27T11:46:40.000Z, over 2.0 s
 
 cells
-CELL HOST STATE  CPUS  VCPUS MEMORY  GIVEN   FREE LENT     BORROWED VMS
-   0 -    runs   0         2   192M    96M      - -        64M of 1 db web
-   1 -    silent 1         2   192M    96M      - 64M to 0 -        -
+CELL HOST STATE  CPUS  VCPUS MEMORY  GIVEN   FREE SOUGHT  MOVED RETURNED RECALLED REFUSED LENT     BORROWED VMS
+   0 -    runs   0         2   192M    96M      -      -      -        -        -       - -        64M of 1 db web
+   1 -    silent 1         2   192M    96M      -      -      -        -        -       - 64M to 0 -        -
 
 CPUs
 CPU CELL  BUSY% GANG  QUEUE  LOAD%  MOVES REFUSED VCPUS
@@ -234,6 +234,41 @@ cell 1: no answer within 2 s
 ";
     let text = plain::text(&sample());
     assert_eq!(text, expected, "{text}");
+}
+
+#[test]
+fn moves_between_cells_by_decision_are_shown_with_the_vcpu_that_is_away() {
+    let mut sample = sample();
+    sample.cells[0].cpu_lending = Some(CpuLending {
+        sought: 9,
+        moved: 8,
+        returned: 7,
+        recalled: 6,
+        refused: 5,
+        ..CpuLending::default()
+    });
+    sample.vcpus[2].reading.moved_by = Some(MovedBy::Decision);
+    sample.vcpus[0].reading.moved_by = Some(MovedBy::Command);
+    let lines = draw(Some(&sample), &State::default(), (120, 16));
+    let cell = "CPUs 0; 2 vCPUs; borrowed 64M of 1; vCPUs moved 8, returned 7, recalled 6, refused 5";
+    assert!(lines[2].ends_with(cell), "{}", lines[2]);
+    let text = |row: &str| {
+        plain::text(&sample)
+            .lines()
+            .find(|line| line.starts_with(row))
+            .map(words)
+    };
+    let row = "0 - runs 0 2 192M 96M - 9 8 7 6 5 - 64M of 1 db web";
+    assert_eq!(text("   0").as_deref(), Some(row));
+    let away = text("web    1").unwrap_or_default();
+    assert!(away.starts_with("web 1 0>1 1 1 by decision -"), "{away}");
+    let away = text("db     0").unwrap_or_default();
+    assert!(away.starts_with("db 0 0 0 0 by command 0.9"), "{away}");
+}
+
+/// The words of a line, without its columns.
+fn words(line: &str) -> String {
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]
