@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use config::cluster::HostNodes;
 use policy::cpu::entry::VcpuEntry;
 use policy::cpu::message::Event;
+use policy::cpu::reserved_time::{excess, share};
 use policy::cpu::topology::{CpuPlace, Topology};
 use policy::cpu::tunables::Tunables;
 use policy::cpu::{CpuId, VcpuId, VmId};
@@ -44,7 +45,7 @@ use self::cpu_thread::{CpuThread, Input, Shared};
 use self::order::Outcome;
 use self::published::{CpuState, VmFacts};
 use self::vcpu_threads::{ShardThreads, VcpuThreads};
-use self::vm_table::{Unplaced, VmSettings, check_pins, next_number, place, vcpus};
+use self::vm_table::{CpuUse, Unplaced, VmSettings, check_pins, next_number, place, vcpus};
 use crate::handle::{VmChange, VmHandle, VmObserver};
 
 /// Interval and number of attempts to find the threads of vCPUs that have just started: each names itself.
@@ -329,7 +330,7 @@ impl VmTable {
                 &settings,
                 &self.shared.host_cpus,
                 &self.shared.topology,
-                &self.loads(),
+                &self.cpu_use(),
             );
             Ok((number, cpus?))
         });
@@ -418,10 +419,26 @@ impl VmTable {
             terms: settings.terms(),
             ..VmFacts::clone(&scheduled.facts)
         };
+        let before = scheduled.settings.reservation_permille;
         scheduled.facts = Arc::new(facts);
         scheduled.settings = settings;
+        let is_larger = scheduled.settings.reservation_permille > before;
         let (number, facts) = (scheduled.number, Arc::clone(&scheduled.facts));
         self.send_facts(number, Some(&facts));
+        if is_larger {
+            self.make_room(vm);
+        }
+    }
+
+    /// Places a VM anew whose larger reservation has no room on the CPUs of its vCPUs.
+    fn make_room(&mut self, vm: u32) {
+        let scheduled = self.vms.get(&vm).and_then(|vm| vm.scheduled.as_ref());
+        let Some(scheduled) = scheduled.filter(|scheduled| self.is_overcommitted(scheduled)) else {
+            return;
+        };
+        let (settings, threads) = (scheduled.settings.clone(), Arc::clone(&scheduled.facts.threads));
+        self.remove(vm);
+        self.schedule(vm, settings, threads);
     }
 
     /// Has the driver of a CPU take a vCPU, or reports why none can.
@@ -485,17 +502,25 @@ impl VmTable {
         next_number(self.last_number, used)
     }
 
-    /// Number of the vCPUs on each CPU.
-    fn loads(&self) -> Vec<u32> {
-        let mut loads = vec![0; self.shared.host_cpus.len()];
-        let scheduled = self.vms.values().filter_map(|vm| vm.scheduled.as_ref());
-        for entry in scheduled.flat_map(|vm| vm.facts.entries.iter()) {
-            let cpu = VcpuEntry::unpack(entry.read_or_torn()).cpu;
-            if let Some(load) = loads.get_mut(cpu.index()) {
-                *load += 1;
+    fn cpu_use(&self) -> CpuUse {
+        let mut usage = CpuUse::none(self.shared.host_cpus.len());
+        for vm in self.vms.values().filter_map(|vm| vm.scheduled.as_ref()) {
+            let share = share(&vm.facts.terms);
+            for entry in vm.facts.entries.iter() {
+                usage.add(VcpuEntry::unpack(entry.read_or_torn()).cpu, share);
             }
         }
-        loads
+        usage
+    }
+
+    /// Whether a CPU has more reserved time than its limit, and a vCPU of the VM.
+    fn is_overcommitted(&self, scheduled: &ScheduledVm) -> bool {
+        let usage = self.cpu_use();
+        let mut entries = scheduled.facts.entries.iter();
+        entries.any(|entry| {
+            let cpu = VcpuEntry::unpack(entry.read_or_torn()).cpu;
+            excess(usage.reserved.get(cpu.index()).copied().unwrap_or(0)) > 0
+        })
     }
 
     fn send_facts(&self, number: VmId, facts: Option<&Arc<VmFacts>>) {

@@ -19,6 +19,7 @@ pub mod idle_balancer;
 pub mod load_tree;
 pub mod message;
 pub mod periodic_balancer;
+pub mod reserved_time;
 pub mod run_queue;
 pub mod set;
 pub mod topology;

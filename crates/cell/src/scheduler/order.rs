@@ -48,7 +48,7 @@ fn reason(refusal: Refusal, vcpu: u8, cpu: usize) -> String {
         Refusal::NoRoom => {
             format!("CPU {cpu} has gone, or has as many vCPUs as it can; help: name another CPU")
         }
-        Refusal::NotHere | Refusal::Running | Refusal::TooSoon | Refusal::Balanced => {
+        Refusal::NotHere | Refusal::Running | Refusal::TooSoon | Refusal::Balanced | Refusal::Reserved => {
             format!("vCPU {vcpu} changes its CPU just now; help: try again")
         }
     }

@@ -187,6 +187,32 @@ fn vcpus_of(count: u8) -> VmSettings {
     }
 }
 
+#[test]
+fn vm_whose_larger_reservation_has_no_room_is_placed_anew() {
+    let mut table = drivers();
+    let reserving = |reservation_permille| VmSettings {
+        reservation_permille,
+        ..vcpus_of(1)
+    };
+    for (vm, permille) in [(1, 800), (2, 0), (3, 0)] {
+        add(&mut table, vm, reserving(permille));
+    }
+    let scheduled = table.vms.get_mut(&3).and_then(|vm| vm.scheduled.as_mut());
+    let scheduled = scheduled.expect("it is driven");
+    scheduled.settings = reserving(800);
+    scheduled.facts = Arc::new(VmFacts {
+        terms: scheduled.settings.terms(),
+        ..VmFacts::clone(&scheduled.facts)
+    });
+    assert_eq!(table.cpu_use().reserved, [1_600, 0]);
+    table.make_room(3);
+    assert_eq!(table.cpu_use().reserved, [800, 800]);
+    let before = table.vms[&3].scheduled.as_ref().map(|vm| vm.number);
+    table.make_room(3);
+    let after = table.vms[&3].scheduled.as_ref().map(|vm| vm.number);
+    assert_eq!(before, after, "it has room, and stays");
+}
+
 /// Time that drivers have to agree, and over which runs are compared.
 const SETTLING: Duration = Duration::from_millis(300);
 const MEASURED: Duration = Duration::from_millis(1_200);
@@ -366,7 +392,7 @@ fn order_that_no_driver_can_carry_out_is_refused_with_the_reason() {
         ..vcpus_of(1)
     };
     add(&mut table, 2, pinned);
-    let loads = |table: &VmTable| table.loads();
+    let loads = |table: &VmTable| table.cpu_use().loads;
     let before = loads(&table);
     for cpu in [cpus[0], cpus[1]] {
         let outcomes = [0, 1].map(|vcpu| order(&table, 1, vcpu, cpu));

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use policy::cpu::affinity::admit;
-use policy::cpu::assignment::assign;
+use policy::cpu::assignment::{Reserved, assign};
 use policy::cpu::entitlement::WEIGHT_DEFAULT;
+use policy::cpu::reserved_time::share;
 use policy::cpu::set::CpuSet;
 use policy::cpu::topology::Topology;
 use policy::cpu::view::Terms;
@@ -98,7 +99,37 @@ impl fmt::Display for Unplaced {
     }
 }
 
-/// CPUs for a new VM's vCPUs, one each if there are enough, while CPUs have so many vCPUs.
+/// Use of the cell's CPUs by the VMs that its drivers have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct CpuUse {
+    /// Number of vCPUs on each CPU.
+    pub(super) loads: Vec<u32>,
+    /// Reserved time of each CPU, thousandths.
+    pub(super) reserved: Vec<u32>,
+}
+
+impl CpuUse {
+    /// No vCPU on so many CPUs.
+    pub(super) fn none(cpus: usize) -> Self {
+        Self {
+            loads: vec![0; cpus],
+            reserved: vec![0; cpus],
+        }
+    }
+
+    /// Adds a vCPU on a CPU, with its share of its VM's reservation.
+    pub(super) fn add(&mut self, cpu: CpuId, share_permille: u32) {
+        if let (Some(load), Some(reserved)) = (
+            self.loads.get_mut(cpu.index()),
+            self.reserved.get_mut(cpu.index()),
+        ) {
+            *load = load.saturating_add(1);
+            *reserved = reserved.saturating_add(share_permille);
+        }
+    }
+}
+
+/// CPUs for a new VM's vCPUs, one each if there are enough, while CPUs are in such use.
 ///
 /// # Errors
 /// The reason why there are none.
@@ -106,30 +137,39 @@ pub(super) fn place(
     settings: &VmSettings,
     host_cpus: &[usize],
     topology: &Topology,
-    loads: &[u32],
+    usage: &CpuUse,
 ) -> Result<Vec<CpuId>, Unplaced> {
     let sets = settings.cpus(host_cpus);
     if let Some(vcpu) = sets.iter().position(CpuSet::is_empty) {
         return Err(Unplaced::NoCpu(vcpu as u8));
     }
-    let cpus = assign(topology, loads, &sets).unwrap_or_else(|| doubled(&sets, loads));
-    let mut after = loads.to_vec();
-    for cpu in &cpus {
-        after[cpu.index()] += 1;
-    }
-    if after.iter().any(|load| *load > u32::from(LOAD_MAX)) {
+    let share_permille = share(&settings.terms());
+    let reserved = Reserved {
+        share_permille,
+        cpus: &usage.reserved,
+    };
+    let cpus = assign(topology, &usage.loads, &sets, &reserved);
+    let cpus = cpus.unwrap_or_else(|| doubled(&sets, usage, share_permille));
+    let mut after = usage.clone();
+    cpus.iter().for_each(|cpu| after.add(*cpu, share_permille));
+    if after.loads.iter().any(|load| *load > u32::from(LOAD_MAX)) {
         return Err(Unplaced::FullQueue);
     }
     Ok(cpus)
 }
 
-/// The least loaded CPU of each set, though two vCPUs may share one.
-fn doubled(sets: &[CpuSet], loads: &[u32]) -> Vec<CpuId> {
-    let mut loads = loads.to_vec();
+/// The CPU of each set with the least excess of reserved time, then the least loaded one, though two vCPUs
+/// may share one.
+fn doubled(sets: &[CpuSet], usage: &CpuUse, share_permille: u32) -> Vec<CpuId> {
+    let mut usage = usage.clone();
     let mut least = |set: &CpuSet| {
-        let cpu = set.iter().min_by_key(|cpu| (loads[cpu.index()], *cpu));
-        let cpu = cpu.unwrap_or_default();
-        loads[cpu.index()] += 1;
+        let reserved = Reserved {
+            share_permille,
+            cpus: &usage.reserved,
+        };
+        let cost = |cpu: &CpuId| (reserved.excess(*cpu), usage.loads[cpu.index()], *cpu);
+        let cpu = set.iter().min_by_key(cost).unwrap_or_default();
+        usage.add(cpu, share_permille);
         cpu
     };
     sets.iter().map(&mut least).collect()
@@ -165,7 +205,19 @@ mod tests {
     }
 
     fn placed(settings: &VmSettings, loads: [u32; 4]) -> Result<Vec<u16>, Unplaced> {
-        let cpus = place(settings, &HOST_CPUS, &Topology::regular(1, 1, 4), &loads);
+        placed_beside(settings, loads, [0; 4])
+    }
+
+    fn placed_beside(
+        settings: &VmSettings,
+        loads: [u32; 4],
+        reserved: [u32; 4],
+    ) -> Result<Vec<u16>, Unplaced> {
+        let usage = CpuUse {
+            loads: loads.to_vec(),
+            reserved: reserved.to_vec(),
+        };
+        let cpus = place(settings, &HOST_CPUS, &Topology::regular(1, 1, 4), &usage);
         cpus.map(|cpus| cpus.into_iter().map(|cpu| cpu.0).collect())
     }
 
@@ -213,6 +265,21 @@ mod tests {
     fn vcpus_beyond_the_cpus_share_the_least_loaded_ones_up_to_the_length_of_a_queue() {
         assert_eq!(placed(&settings(5, &[]), [1, 0, 0, 0]), Ok(vec![1, 2, 3, 0, 1]));
         assert_eq!(placed(&settings(1, &[]), [63; 4]), Err(Unplaced::FullQueue));
+    }
+
+    #[test]
+    fn vcpus_with_a_reservation_start_where_those_of_others_leave_room() {
+        let reserving = |vcpus, reservation_permille| VmSettings {
+            reservation_permille,
+            ..settings(vcpus, &[])
+        };
+        let placed = |vm: &VmSettings| placed_beside(vm, [1, 1, 2, 2], [600, 600, 0, 300]);
+        assert_eq!(placed(&reserving(1, 600)), Ok(vec![2]));
+        assert_eq!(placed(&reserving(2, 1_200)), Ok(vec![2, 3]), "600 each");
+        assert_eq!(placed(&reserving(1, 300)), Ok(vec![0]), "all have room for it");
+        assert_eq!(placed(&reserving(1, 0)), Ok(vec![0]));
+        // Five vCPUs of 300 each: two share a CPU that has room for both.
+        assert_eq!(placed(&reserving(5, 1_500)), Ok(vec![0, 1, 2, 3, 2]));
     }
 
     #[test]

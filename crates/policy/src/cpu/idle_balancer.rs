@@ -2,10 +2,12 @@
 //!
 //! It runs on the CPU that became idle, looks at the queues of its cell, nearest first, and takes a vCPU only
 //! if all busy vCPUs of the VM can run at once after the move, and only if it has waited for 4 ms in the same
-//! node or 6 ms in another one (Cellular Disco, section 4.2).
+//! node or 6 ms in another one (Cellular Disco, section 4.2). It takes no vCPU whose reservation the CPU has no
+//! room for.
 
 use super::entry::VcpuState;
 use super::gang::{Gang, is_runnable};
+use super::reserved_time::{may_move, of_queue, share};
 use super::topology::Topology;
 use super::tunables::Tunables;
 use super::view::View;
@@ -64,6 +66,10 @@ pub fn search(
                 continue;
             }
             let gang = Gang::of(view, vcpu.vm, now, tunables);
+            let share = share(&gang.terms);
+            if share > 0 && !may_move(share, of_queue(view, *owner), of_queue(view, here)) {
+                continue;
+            }
             let moved = Some(vcpu.index);
             if gang.is_throttled
                 || gang.terms.is_gang && !is_runnable(view, &gang, here, moved, now, tunables)

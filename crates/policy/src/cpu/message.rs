@@ -36,10 +36,12 @@ pub enum Refusal {
     NotAllowed,
     /// The receiver is offline, its queue is full, or it awaits too many vCPUs.
     NoRoom,
+    /// The reservations of the receiver's vCPUs leave no room for the vCPU's.
+    Reserved,
 }
 
 /// Number of kinds of refusals.
-pub const REFUSALS: usize = 7;
+pub const REFUSALS: usize = 8;
 
 /// Message from one driver to another. Messages from one sender to one receiver arrive in order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -12,6 +12,7 @@
 use super::entry::VcpuState;
 use super::load_tree::{self, REGION_CPUS};
 use super::message::{REFUSALS, Refusal};
+use super::reserved_time::{may_move, of_queue, share, sum};
 use super::topology::Topology;
 use super::tunables::Tunables;
 use super::view::View;
@@ -269,9 +270,28 @@ impl Pass {
                 refusal = Refusal::SameVm;
                 continue;
             }
+            let share = share(&view.terms(vcpu.vm));
+            let may = || {
+                let [from, to] = [owner.cpu, taker.cpu].map(|cpu| self.reserved(view, cpu));
+                may_move(share, from, to)
+            };
+            if share > 0 && !may() {
+                refusal = Refusal::Reserved;
+                continue;
+            }
             return Ok(taker.cpu);
         }
         Err(refusal)
+    }
+
+    /// Reserved time of a CPU with the moves of this pass.
+    fn reserved(&self, view: &impl View, cpu: CpuId) -> u32 {
+        let moved = |place: fn(&Suggestion) -> CpuId| {
+            let moves = self.suggestions.iter().filter(move |one| place(one) == cpu);
+            sum(view, moves.map(|one| one.vcpu))
+        };
+        let (gone, come) = (moved(|one| one.owner), moved(|one| one.to));
+        of_queue(view, cpu).saturating_add(come).saturating_sub(gone)
     }
 }
 

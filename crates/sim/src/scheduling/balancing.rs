@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use policy::cpu::CpuId;
-use policy::cpu::assignment::assign;
+use policy::cpu::assignment::{Reserved, assign};
 use policy::cpu::idle_balancer;
 use policy::cpu::load_tree::{Branch, REGION_CPUS};
 use policy::cpu::periodic_balancer::Pass;
@@ -59,7 +59,7 @@ pub fn measure(cpus: u16, rounds: u32) -> Cost {
     let mut loads = vec![0; usize::from(cpus)];
     for vm in 0..cpus / 2 {
         let sets = vec![CpuSet::ALL; if vm % 4 == 3 { 1 } else { 4 }];
-        if let Some(assigned) = assign(&topology, &loads, &sets) {
+        if let Some(assigned) = assign(&topology, &loads, &sets, &Reserved::default()) {
             for cpu in &assigned {
                 loads[cpu.index()] += 1;
             }

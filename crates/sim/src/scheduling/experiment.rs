@@ -2,7 +2,7 @@
 //! section 4.4, which ran raytrace with eight processes).
 
 use policy::cpu::CpuId;
-use policy::cpu::assignment::assign;
+use policy::cpu::assignment::{Reserved, assign};
 use policy::cpu::set::CpuSet;
 use policy::cpu::topology::Topology;
 use policy::cpu::tunables::Tunables;
@@ -75,7 +75,7 @@ pub fn run(vms: u16, scheduler: Scheduler, wait: Wait, work_ns: Time, seed: u64)
     };
     let mut loads = [0; CPUS as usize];
     for _ in 0..vms {
-        let cpus: Vec<CpuId> = assign(&topology, &loads, &[CpuSet::ALL; VCPUS])?;
+        let cpus: Vec<CpuId> = assign(&topology, &loads, &[CpuSet::ALL; VCPUS], &Reserved::default())?;
         for cpu in &cpus {
             loads[cpu.index()] += 1;
         }

@@ -1,3 +1,5 @@
+mod reservations;
+
 use policy::cpu::gang::Gang;
 use policy::cpu::message::{Event, Refusal};
 use policy::cpu::topology::Topology;

@@ -5,6 +5,7 @@
 
 use super::super::entry::{VcpuEntry, VcpuState};
 use super::super::message::{Change, Effect, Message, MoveReason, Refusal};
+use super::super::reserved_time::{may_move, of_queue, share, sum};
 use super::super::run_queue::Queued;
 use super::super::view::View;
 use super::super::word::Mode;
@@ -80,9 +81,25 @@ impl Driver {
         if !is_last_resort && !view.may_run(vcpu, self.cpu) {
             return Some(Refusal::NotAllowed);
         }
+        let is_by_balancer = matches!(reason, MoveReason::Idle | MoveReason::Balance);
+        if is_by_balancer && !self.has_reservable_time(vcpu, owner, view) {
+            return Some(Refusal::Reserved);
+        }
         let own = u32::from(self.queue.load()) + self.pulls.len() as u32;
         let other = u32::from(sight!(self, view).word(owner).load);
         (reason == MoveReason::Balance && other <= own + self.tunables.disparity).then_some(Refusal::Balanced)
+    }
+
+    /// Whether this CPU has room for the reservation of a vCPU beside those that it has and awaits. Only this
+    /// driver knows both for certain.
+    fn has_reservable_time(&self, vcpu: VcpuId, owner: CpuId, view: &impl View) -> bool {
+        let share = share(&view.terms(vcpu.vm));
+        if share == 0 {
+            return true;
+        }
+        let queued = self.queue.slots().iter().map(|queued| queued.vcpu);
+        let own = sum(view, queued.chain(self.pulls.iter().map(|pull| pull.vcpu)));
+        may_move(share, of_queue(&sight!(self, view), owner), own)
     }
 
     fn report_refusal(
