@@ -25,6 +25,7 @@ pub mod set;
 pub mod topology;
 pub mod tunables;
 pub mod view;
+pub mod windows;
 pub mod word;
 
 /// Time or a duration, nanoseconds. Points of time are those of one monotonic clock of the host.

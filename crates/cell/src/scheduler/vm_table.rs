@@ -42,6 +42,7 @@ impl VmSettings {
             cap_permille: self.limit.map(permille),
             reservation_permille: self.reservation_permille,
             is_gang: !self.is_loose,
+            ..Terms::default()
         }
     }
 
@@ -237,6 +238,7 @@ mod tests {
             cap_permille: Some(1_500),
             reservation_permille: 700,
             is_gang: false,
+            ..Terms::default()
         };
         assert_eq!(terms, expected);
         assert_eq!(

@@ -18,6 +18,7 @@ pub use counters::Counters;
 use self::current::Current;
 use self::seen::{Given, Heard, Seen};
 use super::clock::Clock;
+use super::entitlement::Class;
 use super::entry::{VcpuEntry, VcpuState};
 use super::gang::{self, Candidate, Gang};
 use super::idle_balancer::{self, Search};
@@ -386,8 +387,10 @@ impl Driver {
             });
         }
         let (slot, mode) = gang::choose(&seen, &mut self.candidates, self.cpu, now, &self.tunables)?;
+        // The virtual time of a VM that spans cells has no part in the order.
         if mode == Mode::Entitled
             && let Some(chosen) = self.candidates.iter().find(|one| one.slot == slot)
+            && chosen.gang.rank.class != Class::Windowed
         {
             self.virtual_clock = self.virtual_clock.max(chosen.gang.rank.vtime);
         }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::Nanos;
 use super::view::Terms;
+use super::windows::WindowState;
 
 /// Weight of a VM that names none, as in the kernel's `cpu.weight`.
 pub const WEIGHT_DEFAULT: u32 = 100;
@@ -16,6 +17,8 @@ pub const RESERVABLE_PERMILLE: u64 = 900;
 pub enum Class {
     /// It has not had its reservation in this period.
     Reserved,
+    /// It spans cells, and has its window.
+    Windowed,
     /// It competes by its weight.
     #[default]
     Shared,
@@ -39,12 +42,13 @@ impl Standing {
         let part_ns = |permille: u32| period.saturating_mul(u64::from(permille)) / 1_000;
         let cap_ns = terms.cap_permille.map(part_ns);
         Self {
-            class: if used_ns < part_ns(terms.reservation_permille) {
-                Class::Reserved
-            } else {
-                Class::Shared
+            class: match terms.window {
+                WindowState::Open => Class::Windowed,
+                _ if used_ns < part_ns(terms.reservation_permille) => Class::Reserved,
+                _ => Class::Shared,
             },
-            is_throttled: cap_ns.is_some_and(|cap_ns| used_ns >= cap_ns),
+            is_throttled: terms.window == WindowState::Closed
+                || cap_ns.is_some_and(|cap_ns| used_ns >= cap_ns),
             left_us: cap_ns.map(|cap_ns| cap_ns.saturating_sub(used_ns) / 1_000),
         }
     }

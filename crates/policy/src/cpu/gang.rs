@@ -15,7 +15,8 @@ use super::{CpuId, Nanos, VcpuId, VmId};
 /// Place of a VM in the order. The lesser one goes first.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Rank {
-    /// Class by its reservation: a reserved VM goes before a shared one.
+    /// Class by its reservation and its window: a reserved VM goes before one in its window, and that before
+    /// a shared one.
     pub class: Class,
     /// CPU time over weight, nanoseconds.
     pub vtime: Nanos,
@@ -151,9 +152,10 @@ pub struct Candidate {
 ///
 /// The rules, the first that applies wins:
 /// 1. reservation: the first VM in its reservation that can run as a gang, else the first one in it;
-/// 2. gang: the first VM whose busy vCPUs can all run, or that the CPU runs in a whole gang until the slice
+/// 2. window: a VM that spans cells, in its window;
+/// 3. gang: the first VM whose busy vCPUs can all run, or that the CPU runs in a whole gang until the slice
 ///    ends, or that is no gang;
-/// 3. filling: the first VM that was not seen to spin.
+/// 4. filling: the first VM that was not seen to spin.
 ///
 /// `candidates` is sorted here.
 pub fn choose(

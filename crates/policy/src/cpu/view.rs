@@ -1,10 +1,11 @@
 //! State of other CPUs that a driver reads. All of it may be stale.
 
 use super::entry::VcpuEntry;
+use super::windows::WindowState;
 use super::word::Word;
 use super::{CpuId, VcpuId, VmId};
 
-/// Terms of a VM, set by its cell and constant for the drivers.
+/// Terms of a VM, set by its cell and constant for the drivers but for the window, which time changes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Terms {
     /// Number of its vCPUs.
@@ -17,6 +18,8 @@ pub struct Terms {
     pub reservation_permille: u32,
     /// Whether its busy vCPUs run together.
     pub is_gang: bool,
+    /// Whether it may run now, of a VM that spans cells.
+    pub window: WindowState,
 }
 
 impl Default for Terms {
@@ -27,6 +30,7 @@ impl Default for Terms {
             cap_permille: None,
             reservation_permille: 0,
             is_gang: true,
+            window: WindowState::Absent,
         }
     }
 }

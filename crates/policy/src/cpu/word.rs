@@ -55,6 +55,7 @@ impl Word {
         let class = match self.class {
             Class::Reserved => 0,
             Class::Shared => 1,
+            Class::Windowed => 2,
         };
         let head = u64::from(self.version) << 48
             | u64::from(self.beat_ms) << 32
@@ -74,10 +75,10 @@ impl Word {
             vm: VmId((head >> 16) as u16),
             load: (head >> 10) as u8 & LOAD_MAX,
             queued: (head >> 4) as u8 & LOAD_MAX,
-            class: if head >> 2 & 3 == 0 {
-                Class::Reserved
-            } else {
-                Class::Shared
+            class: match head >> 2 & 3 {
+                0 => Class::Reserved,
+                2 => Class::Windowed,
+                _ => Class::Shared,
             },
             mode: match head & 3 {
                 0 => Mode::Offline,

@@ -1,6 +1,6 @@
 //! A driver's tick, and its accounts: CPU time, virtual time and their bounds.
 
-use super::super::entitlement;
+use super::super::entitlement::{self, Class};
 use super::super::entry::VcpuState;
 use super::super::gang::Gang;
 use super::super::load_tree::{LEVELS, REGION_CPUS};
@@ -168,7 +168,12 @@ impl Driver {
                 continue;
             }
             let seen = sight!(self, view);
-            let most = Gang::of(&seen, current.vcpu.vm, now, &self.tunables).rank.vtime;
+            let running = Gang::of(&seen, current.vcpu.vm, now, &self.tunables).rank;
+            // A window ends by itself, and its VM's virtual time has no part in the order.
+            if running.class == Class::Windowed {
+                return;
+            }
+            let most = running.vtime;
             let gang = Gang::of(&seen, queued.vcpu.vm, now, &self.tunables);
             if gang.rank.vtime > most && !gang.is_throttled {
                 self.send_adjustment(queued.vcpu.vm, 0, most, now, view, out);

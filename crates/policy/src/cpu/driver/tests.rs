@@ -1,5 +1,6 @@
 use super::super::message::Refusal;
 use super::super::view::Terms;
+use super::super::windows::WindowState;
 use super::super::{MILLISECOND, VmId};
 use super::*;
 
@@ -64,6 +65,38 @@ impl View for Loaded {
     }
     fn terms(&self, _: VmId) -> Terms {
         Terms::default()
+    }
+    fn may_run(&self, _: VcpuId, _: CpuId) -> bool {
+        true
+    }
+    fn depends_on(&self, _: VcpuId, _: u16) -> bool {
+        false
+    }
+}
+
+/// A quiet machine where VM 1 spans cells.
+struct Spanned(WindowState);
+
+impl View for Spanned {
+    fn word(&self, cpu: CpuId) -> Word {
+        Quiet { vcpus: 1 }.word(cpu)
+    }
+    fn vcpu(&self, _: VcpuId) -> VcpuEntry {
+        VcpuEntry::default()
+    }
+    fn queued(&self, _: CpuId, _: usize) -> Option<VcpuId> {
+        None
+    }
+    fn load(&self, _: CpuId, _: usize) -> u32 {
+        0
+    }
+    fn terms(&self, vm: VmId) -> Terms {
+        let is_spanning = vm == VmId(1);
+        Terms {
+            is_gang: !is_spanning,
+            window: if is_spanning { self.0 } else { WindowState::Absent },
+            ..Terms::default()
+        }
     }
     fn may_run(&self, _: VcpuId, _: CpuId) -> bool {
         true
@@ -223,5 +256,39 @@ fn order_for_a_vcpu_that_a_balancer_awaits_is_answered_all_the_same() {
     assert!(
         effects.contains(&Effect::Refused(vcpu, Refusal::NotHere)),
         "{effects:?}"
+    );
+}
+
+#[test]
+fn vm_that_spans_cells_runs_in_its_window_before_gangs_and_not_outside_of_it() {
+    let mut driver = driver();
+    let mut at = |ms: u64, window, event| {
+        let now = NOW + ms * MILLISECOND;
+        driver.handle(now, event, &Spanned(window), &mut Vec::new());
+        (driver.running(), driver.virtual_clock)
+    };
+    use WindowState::{Closed, Open};
+    let spanning = Some((vcpu(1, 0), Mode::Entitled));
+    let local = Some((vcpu(2, 0), Mode::Entitled));
+    assert_eq!(at(0, Closed, add(1, 0)).0, None, "its window is closed");
+    assert_eq!(at(0, Closed, add(2, 0)).0, local);
+    // A slice of the other VM that has not ended holds no window up.
+    let (running, before) = at(5, Open, Event::Timer);
+    assert_eq!(running, spanning);
+    assert_eq!(at(35, Open, Event::Timer).0, spanning);
+    assert_eq!(at(65, Open, Event::Timer).0, spanning);
+    let halted = |change| Event::Vcpu {
+        vcpu: vcpu(1, 0),
+        change,
+    };
+    // A vCPU that has halted leaves its window to others.
+    at(66, Open, halted(Change::Halt));
+    assert_eq!(at(67, Open, Event::Timer).0, local);
+    assert_eq!(at(68, Open, halted(Change::Wake)).0, spanning);
+    let (running, after) = at(70, Closed, Event::Timer);
+    assert_eq!(running, local);
+    assert!(
+        after < before + 30 * MILLISECOND,
+        "windows are no part of the order"
     );
 }
