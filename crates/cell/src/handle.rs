@@ -14,6 +14,7 @@ mod placing;
 mod resident;
 #[cfg(test)]
 mod shard_threads;
+mod span_threads;
 mod state;
 mod status;
 #[cfg(test)]
@@ -32,9 +33,12 @@ use std::time::{Duration, Instant};
 use locks::IgnorePoison;
 use shard_api::launch::{Answer, MoveReport, Order};
 
-pub(crate) use self::gate::{VmChange, VmObserver};
+pub(crate) use self::gate::{UNANSWERED_MAX, VmChange, VmObserver};
 pub(crate) use self::pins::ShardHost;
 pub(crate) use self::resident::TrimmableVm;
+#[cfg(test)]
+pub(crate) use self::span_threads::SpanThread;
+pub(crate) use self::span_threads::SpanThreads;
 pub(crate) use self::state::CardPidfd;
 use self::state::State;
 use crate::console::Console;

@@ -11,14 +11,22 @@
 //! each other, [`gate`] decides which vCPUs are stopped, [`activity`] which have work, [`vcpu_threads`] reads
 //! and orders their threads, and [`vm_table`] places VMs.
 //!
-//! VMs that span cells, VMs with a vCPU on a CPU of another cell, VMs of other users and VMs whose monitor is
+//! VMs that span cells have windows in all their cells at once ([`policy::cpu::windows`]). The drivers have
+//! the [`parts`] in their cell, and the process of the home stops the vCPUs ([`span_gate`]).
+//!
+//! VMs that span hosts, VMs with a vCPU on a CPU of another cell, VMs of other users and VMs whose monitor is
 //! no cell are not scheduled here: Linux divides what the gate leaves them.
 
 mod activity;
 mod cpu_thread;
 mod gate;
+pub(crate) mod host_clock;
+pub(crate) mod local_load;
 mod order;
+mod part_threads;
+pub(crate) mod parts;
 mod published;
+pub(crate) mod span_gate;
 #[cfg(test)]
 mod tests;
 mod vcpu_threads;
@@ -42,8 +50,11 @@ use tracing::{debug, info, warn};
 use urpc::published::Published;
 
 use self::cpu_thread::{CpuThread, Input, Shared};
+use self::local_load::LocalLoad;
 use self::order::Outcome;
+use self::parts::{Part, ScheduledPart};
 use self::published::{CpuState, VmFacts};
+use self::span_gate::SpanGate;
 use self::vcpu_threads::{ShardThreads, VcpuThreads};
 use self::vm_table::{CpuUse, Unplaced, VmSettings, check_pins, next_number, place, vcpus};
 use crate::handle::{VmChange, VmHandle, VmObserver};
@@ -71,6 +82,10 @@ enum Change {
     Release(u32, Sender<bool>),
     /// Report the run queues.
     Report(Sender<Vec<CpuQueue>>),
+    /// Report the load by VMs in this cell alone.
+    LocalWeight(Sender<u32>),
+    /// These are the parts of VMs that span cells.
+    Parts(BTreeMap<String, Part>),
     /// The drivers are to end; the reply comes when all VMs are Linux's again.
     End(Sender<()>),
 }
@@ -79,6 +94,7 @@ enum Change {
 #[derive(Clone)]
 pub(crate) struct Scheduler {
     changes: Sender<Change>,
+    span_gate: SpanGate,
     shared: Arc<Shared>,
 }
 
@@ -99,6 +115,7 @@ impl Scheduler {
         let topology = topology(cpus, host);
         let shared = Arc::new(Shared::new(cpus.to_vec(), topology, tunables));
         let table = VmTable::start(Arc::clone(&shared))?;
+        let span_gate = SpanGate::start()?;
         let (changes, changed) = mpsc::channel();
         std::thread::Builder::new()
             .name("scheduler".into())
@@ -107,7 +124,11 @@ impl Scheduler {
             ?cpus,
             "the vCPUs of each VM run together on the CPUs of this cell"
         );
-        Ok(Self { changes, shared })
+        Ok(Self {
+            changes,
+            span_gate,
+            shared,
+        })
     }
 
     /// Schedules a VM from now on, through its reboots.
@@ -132,8 +153,27 @@ impl Scheduler {
         told.recv_timeout(REPORT_LIMIT).unwrap_or_default()
     }
 
+    /// The sum of the weights of the busy vCPUs of VMs in this cell alone, for each CPU. 0 if the scheduler does
+    /// not answer within [`REPORT_LIMIT`].
+    pub(crate) fn local_weight(&self) -> u32 {
+        let (tell, told) = mpsc::channel();
+        let _ = self.changes.send(Change::LocalWeight(tell));
+        told.recv_timeout(REPORT_LIMIT).unwrap_or(0)
+    }
+
+    /// Gives the drivers the parts of VMs that span cells, by the VMs' names.
+    pub(crate) fn set_parts(&self, parts: BTreeMap<String, Part>) {
+        let _ = self.changes.send(Change::Parts(parts));
+    }
+
+    /// The thread that stops vCPUs of VMs that span cells and have their home in this cell.
+    pub(crate) fn span_gate(&self) -> &SpanGate {
+        &self.span_gate
+    }
+
     /// Ends the drivers, and lets the vCPUs use all their CPUs again. Their stops run out within 100 ms.
     pub(crate) fn end(&self) {
+        self.span_gate.end();
         let (tell, told) = mpsc::channel();
         if self.changes.send(Change::End(tell)).is_ok() {
             // The process ends in any case.
@@ -197,6 +237,9 @@ struct VmTable {
     shared: Arc<Shared>,
     peers: Vec<Sender<Input>>,
     vms: BTreeMap<u32, KnownVm>,
+    /// Parts of VMs that span cells, by name.
+    parts: BTreeMap<String, ScheduledPart>,
+    local_load: LocalLoad,
     last_number: VmId,
 }
 
@@ -228,6 +271,8 @@ impl VmTable {
             shared,
             peers,
             vms: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            local_load: LocalLoad::default(),
             last_number: VmId::default(),
         })
     }
@@ -277,6 +322,8 @@ impl VmTable {
             Change::Order(vm, vcpu, cpu, tell) => self.order(vm, vcpu, cpu, tell),
             Change::Release(vm, tell) => _ = tell.send(self.release(vm)),
             Change::Report(tell) => _ = tell.send(self.queues()),
+            Change::LocalWeight(tell) => _ = tell.send(self.local_weight()),
+            Change::Parts(parts) => self.set_parts(parts),
             Change::End(_) => {}
         }
     }
@@ -353,6 +400,7 @@ impl VmTable {
             cpus: settings.cpus(&self.shared.host_cpus),
             entries: cpus.iter().map(entry).collect(),
             threads,
+            windows: None,
         });
         debug!(vm, number = number.0, ?cpus, "the drivers have a VM");
         self.last_number = number;
@@ -463,7 +511,10 @@ impl VmTable {
     fn queues(&self) -> Vec<CpuQueue> {
         let name = |number: VmId| {
             let numbered = |vm: &&KnownVm| vm.scheduled.as_ref().is_some_and(|vm| vm.number == number);
-            let vm = self.vms.values().find(numbered)?;
+            let Some(vm) = self.vms.values().find(numbered) else {
+                let part = self.parts.iter().find(|(_, part)| part.number == number);
+                return part.map(|(name, _)| name.clone());
+            };
             vm.handle.recorder().read(|record| record.name.clone())
         };
         let cpus = self.shared.cpus.iter().zip(&self.shared.host_cpus);
@@ -494,19 +545,29 @@ impl VmTable {
         }
     }
 
+    fn local_weight(&mut self) -> u32 {
+        let scheduled = self.vms.values().filter_map(|vm| vm.scheduled.as_ref());
+        let vms = scheduled.map(|vm| (vm.number, &*vm.facts));
+        self.local_load
+            .weight(vms, self.shared.host_cpus.len(), Instant::now())
+    }
+
     fn number(&self) -> Result<VmId, Unplaced> {
         let used = |number: VmId| {
             let mut scheduled = self.vms.values().filter_map(|vm| vm.scheduled.as_ref());
-            scheduled.any(|vm| vm.number == number)
+            scheduled.any(|vm| vm.number == number) || self.parts.values().any(|part| part.number == number)
         };
         next_number(self.last_number, used)
     }
 
+    /// vCPUs and reserved time of each CPU.
     fn cpu_use(&self) -> CpuUse {
         let mut usage = CpuUse::none(self.shared.host_cpus.len());
-        for vm in self.vms.values().filter_map(|vm| vm.scheduled.as_ref()) {
-            let share = share(&vm.facts.terms);
-            for entry in vm.facts.entries.iter() {
+        let scheduled = self.vms.values().filter_map(|vm| vm.scheduled.as_ref());
+        let parts = self.parts.values().map(|part| &part.facts);
+        for facts in scheduled.map(|vm| &vm.facts).chain(parts) {
+            let share = share(&facts.terms);
+            for entry in facts.entries.iter() {
                 usage.add(VcpuEntry::unpack(entry.read_or_torn()).cpu, share);
             }
         }

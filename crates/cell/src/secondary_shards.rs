@@ -6,6 +6,7 @@
 mod group_order;
 mod statistics_order;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -19,7 +20,7 @@ use shard_api::launch::{Answer, Ending, Order, OrderId, Report};
 use self::group_order::GroupOrder;
 use self::statistics_order::StatisticsOrder;
 use crate::ending::is_witness;
-use crate::handle::ShardHost;
+use crate::handle::{ShardHost, UNANSWERED_MAX};
 use crate::remote::part::RemotePart;
 use crate::remote::protocol::FromPart;
 use crate::shard_process::ShardProcess;
@@ -72,6 +73,8 @@ struct State {
     group: Option<GroupOrder>,
     /// The order for statistics of vCPUs to one of them, until its files are taken.
     statistics: Option<StatisticsOrder>,
+    /// Orders to vCPUs of each shard that are not answered yet, the oldest first.
+    gated: Vec<VecDeque<OrderId>>,
     /// The reason why the VM ended, if it was one of them.
     cause: Option<Ending>,
     /// Whether they were ordered to end.
@@ -197,7 +200,11 @@ impl SecondaryShards {
         ended: impl Fn() + Clone + Send + 'static,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        shared.lock().statuses = vec![None; parts.len()];
+        {
+            let mut state = shared.lock();
+            state.statuses = vec![None; parts.len()];
+            state.gated = vec![VecDeque::new(); parts.len()];
+        }
         let mut all = Self {
             running: parts.into_iter().map(Running::from).collect(),
             shared,
@@ -275,6 +282,27 @@ impl SecondaryShards {
             shared: self.shared.clone(),
             parts: vec![(index, part)],
         })
+    }
+
+    /// Sends an order to a vCPU of one of them, on this host, without waiting for the answer. Never blocks.
+    /// Returns false if there is no such shard, or [`UNANSWERED_MAX`] such orders are not answered.
+    pub(crate) fn gate(&self, index: usize, order: &Order) -> bool {
+        let part = self.running.get(index).map(|one| &*one.part);
+        let Some(SecondaryShard::Here { process, .. }) = part else {
+            return false;
+        };
+        // Under the lock, so that the answer finds its order.
+        let mut state = self.shared.lock();
+        let Some(gated) = state
+            .gated
+            .get_mut(index)
+            .filter(|gated| gated.len() < UNANSWERED_MAX)
+        else {
+            return false;
+        };
+        let sent = process.order(order);
+        gated.extend(sent.as_ref().ok());
+        sent.is_ok()
     }
 
     /// Orders one of them, on this host, to pass files of statistics of its vCPUs, beginning with `first`.
@@ -402,6 +430,12 @@ impl Shared {
             if statistics.is_some_and(|order| order.answered(index, to, files)) {
                 drop(state);
                 told();
+                return;
+            }
+            if let Some(gated) = state.gated.get_mut(index)
+                && let Some(asked) = gated.iter().position(|asked| *asked == to)
+            {
+                gated.remove(asked);
                 return;
             }
             if let Answer::Status(status) = answer {

@@ -3,6 +3,7 @@
 //! - [`files`]: the directory of each cell, its lock, its plan and its incarnation number;
 //! - [`interface`]: requests to a cell, and its responses;
 //! - [`cpus`]: CPUs that cells lend, their loads and run queues;
+//! - [`windows`]: times in which VMs that span cells run in all of them;
 //! - [`client`]: a connection to a cell;
 //! - [`guard`]: a request to a cell's guard, and its response;
 //! - [`admission`]: requests for places by users who do not own the cluster;
@@ -17,3 +18,4 @@ pub mod files;
 pub mod guard;
 pub mod interface;
 pub mod user_vms;
+pub mod windows;

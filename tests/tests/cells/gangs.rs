@@ -12,18 +12,18 @@ use serde_json::Value;
 use super::{Cells, SOON, as_pid};
 
 /// Time over which CPU times are compared: 50 slices of each VM.
-const MEASURED: Duration = Duration::from_secs(3);
+pub(super) const MEASURED: Duration = Duration::from_secs(3);
 /// Number and interval of samples of the threads' states.
-const SAMPLES: u32 = 500;
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
+pub(super) const SAMPLES: u32 = 500;
+pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// Time after which all leases have run out, and a margin for a busy host.
-const LEASES: Duration = Duration::from_millis(300);
+pub(super) const LEASES: Duration = Duration::from_millis(300);
 
 const VMS: [&str; 2] = ["one", "two"];
 
 /// The directories of the threads of a VM's vCPUs in `/proc`; none if its cell does not list both.
 #[track_caller]
-fn threads(cells: &Cells, name: &str) -> Option<[PathBuf; 2]> {
+pub(super) fn threads(cells: &Cells, name: &str) -> Option<[PathBuf; 2]> {
     let listed = cells.call(["cluster", "vcpus", "--json"]).ok().json();
     let all = listed.as_array()?.iter();
     let of_vm = all.filter(|vcpu| vcpu["vm"] == name);
@@ -36,14 +36,14 @@ fn threads(cells: &Cells, name: &str) -> Option<[PathBuf; 2]> {
 }
 
 /// Whether a thread runs or is ready.
-fn is_ready(thread: &Path) -> bool {
+pub(super) fn is_ready(thread: &Path) -> bool {
     let stat = fs::read_to_string(thread.join("stat")).expect("the VM runs");
     let (_, fields) = stat.rsplit_once(") ").expect("a name");
     fields.starts_with('R')
 }
 
 /// CPU time of a thread, milliseconds.
-fn ran_ms(thread: &Path) -> u64 {
+pub(super) fn ran_ms(thread: &Path) -> u64 {
     let times = fs::read_to_string(thread.join("schedstat")).expect("the VM runs");
     let ran_ns: u64 = times
         .split(' ')
@@ -55,7 +55,7 @@ fn ran_ms(thread: &Path) -> u64 {
 }
 
 /// Samples in which both vCPUs of the first VM were ready, one of them, and none.
-fn sample(threads: &[PathBuf; 2]) -> [u32; 3] {
+pub(super) fn sample(threads: &[PathBuf; 2]) -> [u32; 3] {
     let mut counts = [0; 3];
     for _ in 0..SAMPLES {
         let ready = threads.iter().filter(|thread| is_ready(thread)).count();

@@ -12,6 +12,7 @@ mod lies;
 mod promises;
 mod regions;
 mod reservations;
+mod spanning_gangs;
 mod stops;
 mod top;
 mod two_cells;

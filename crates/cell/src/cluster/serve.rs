@@ -16,6 +16,7 @@ mod region_actions;
 mod regions;
 mod remote_cells;
 mod requests;
+mod span_windows;
 mod startup;
 
 use std::collections::BTreeMap;
@@ -95,6 +96,10 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
     let scheduler = start_scheduler(&files, &plan)?;
+    let window_arbiter = scheduler
+        .is_some()
+        .then(|| span_windows::arbiter(&files))
+        .transpose()?;
     let lends_cpus = files.scheduling()?.lend_cpus;
     let lending = lends_cpus.then(Arc::<LendingReport>::default);
     let (asserted_facts, asserted) = assertions::Reader::start(&files)?;
@@ -133,7 +138,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         own,
         files,
         state,
-        adoptions: Adoptions::new(number, is_on_trial, platform, scheduler).with_lending(lending.clone()),
+        adoptions: Adoptions::new(number, is_on_trial, platform, scheduler.clone())
+            .with_lending(lending.clone())
+            .with_windows(window_arbiter.clone()),
         peers: PeerTable::new(others),
         clients: BTreeMap::new(),
         regions: RegionFiles::default(),
@@ -145,6 +152,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     cell.begin()?;
     if let Some(report) = lending {
         cpu_lending::start(number, &cell.files, &cell.adoptions, report, &cell.events)?;
+    }
+    if let Some((scheduler, arbiter)) = scheduler.zip(window_arbiter) {
+        span_windows::start(number, &cell.files, &cell.adoptions, scheduler, arbiter)?;
     }
     cell.adoptions.begin_to_watch_memory(watch)?;
     run(me, &events, cell)

@@ -13,6 +13,7 @@ use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{Amounts, Ledger};
 use protocol::multicast::{self, Multicast, ReplyPath};
 use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, LentMemory, RunningVm, VmShare};
+use registry::cluster::windows::CellReport;
 
 use super::routes::{MulticastRoutes, Route};
 use borrowing::Borrowing;
@@ -108,6 +109,8 @@ pub enum Action {
     ReportVcpus(Client),
     /// Reports to a client the moves of vCPUs between cells by decision.
     ReportCpuLending(Client),
+    /// Takes the report of a cell as the arbiter of windows, and replies to the client.
+    ArrangeWindows(Client, CellReport),
     /// Takes a vCPU of a VM of this cell back from a lender that needs its CPU.
     ReturnCpu {
         /// The client that waits for it.
@@ -441,6 +444,7 @@ impl State {
                 is_automatic,
             } => vec![self.lend_cpu(client, cpu, borrower, is_automatic)],
             CellRequest::CpuLoad => vec![self.report_cpu_load(client)],
+            CellRequest::Windows(report) => vec![Action::ArrangeWindows(client, report)],
             CellRequest::ReturnCpu { vm, vcpu, lender } => vec![Action::ReturnCpu {
                 client,
                 vm,

@@ -16,7 +16,7 @@ use crate::shard_process::ShardProcess;
 
 /// Orders to a shard without an answer at most. Ours: the kernel counts an order as 1.3 KB at most, and a
 /// socket has room for 208 KiB by default.
-pub(super) const UNANSWERED_MAX: usize = 128;
+pub(crate) const UNANSWERED_MAX: usize = 128;
 
 /// Change of a VM that concerns the drivers of its cell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

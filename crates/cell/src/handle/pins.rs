@@ -193,8 +193,8 @@ impl VmHandle {
         }
     }
 
-    /// Lets the threads of the vCPUs of a VM in one cell use the CPUs of their pins again, or all that the VM
-    /// may use: a driver of the cell had each on one CPU.
+    /// Lets the threads of the vCPUs of a VM use the CPUs of their pins again, or all that the VM may use: a
+    /// driver of a cell had each on one CPU. A VM over several hosts has no drivers.
     pub(crate) fn restore_affinity(&self) {
         let _updating = self.begin_update();
         self.restore_affinity_of_all();
@@ -203,7 +203,7 @@ impl VmHandle {
     /// The same. Needs [`VmHandle::begin_update`].
     pub(super) fn restore_affinity_of_all(&self) {
         if !self.state().cells.is_empty() {
-            return;
+            return self.restore_affinity_in_cells();
         }
         let known = self.recorder().read(|record| {
             (
@@ -218,6 +218,24 @@ impl VmHandle {
             let cpus = pins.remove(&vcpu).unwrap_or_default();
             // A shard that has ended has no threads. A CPU that is gone leaves the thread as it is.
             let _ = self.pin_in_one_cell(&Pin { vcpu, cpus });
+        }
+    }
+
+    /// The same for a VM that spans cells of this host: each shard has a thread for each vCPU.
+    fn restore_affinity_in_cells(&self) {
+        let known = self.recorder().read(|record| {
+            let pins = (record.pins.clone(), record.pin_cells.clone());
+            (record.spec.cpus, pins)
+        });
+        let (vcpus, (pins, pin_cells)) = known.unwrap_or_default();
+        for (cell, shard) in self.state().shards_of_cells() {
+            let ShardHost::Here(pid) = shard else { continue };
+            for vcpu in 0..vcpus {
+                let is_here = pin_cells.get(&vcpu) == Some(&cell);
+                let pin = pins.get(&vcpu).filter(|_| is_here);
+                // A shard that has ended has no threads.
+                let _ = affinity::pin(pid, vcpu, pin.map_or(&[], |pin| &pin[..]), Some(cell));
+            }
         }
     }
 

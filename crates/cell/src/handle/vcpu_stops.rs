@@ -72,7 +72,7 @@ impl VmHandle {
     }
 
     /// The locations of the vCPUs as they were last reported, since no vCPU was to move; else requests them.
-    fn known_locations(&self) -> io::Result<Vec<VcpuLocation>> {
+    pub(super) fn known_locations(&self) -> io::Result<Vec<VcpuLocation>> {
         let known = self.state().located.clone();
         if let Some(known) = known {
             return Ok(known);

@@ -18,7 +18,9 @@ const SLACK: Nanos = 100 * MICROSECOND;
 const COMPARED_MAX: Nanos = 200 * MILLISECOND;
 
 /// Time by which a vCPU may be late after its order to go on. Ours: its shard may wait for a CPU itself.
-const START_LIMIT: Nanos = 20 * MILLISECOND;
+pub(super) const START_LIMIT: Nanos = 20 * MILLISECOND;
+/// The same when a window opens. Ours: less, as each window of an idle vCPU lasts that long.
+pub(super) const WINDOW_START_LIMIT: Nanos = 3 * MILLISECOND;
 
 /// Reading of a thread.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -33,7 +35,7 @@ pub(super) struct ThreadTimes {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Activity {
     last: Option<(Nanos, u64)>,
-    /// Time of its order to go on, and its reading then, until it has run since.
+    /// Time by which it has to have run since its order to go on, and its reading then.
     begun: Option<(Nanos, u64)>,
 }
 
@@ -44,18 +46,19 @@ impl Activity {
             .is_none_or(|(at, _)| now.saturating_sub(at) + SLACK >= interval)
     }
 
-    /// Readings of a vCPU that is ordered to go on, from its reading at that time.
-    pub(super) fn begin(now: Nanos, times: ThreadTimes) -> Self {
-        let begun = Some((now, times.ready_ns));
-        Self { last: begun, begun }
+    /// Readings of a vCPU that is ordered to go on, from its reading at that time. It counts as one with work
+    /// for `limit` at least.
+    pub(super) fn begin(now: Nanos, times: ThreadTimes, limit: Nanos) -> Self {
+        Self {
+            last: Some((now, times.ready_ns)),
+            begun: Some((now.saturating_add(limit), times.ready_ns)),
+        }
     }
 
     /// Takes a reading; returns whether the vCPU has work: its thread is ready, or was for half of the time
     /// since the last reading. A guest that halts for some microseconds is not taken for halted.
     pub(super) fn note(&mut self, now: Nanos, times: ThreadTimes) -> bool {
-        let has_begun = |(at, ready_ns): &(Nanos, u64)| {
-            times.ready_ns != *ready_ns || now.saturating_sub(*at) >= START_LIMIT
-        };
+        let has_begun = |(until, ready_ns): &(Nanos, u64)| times.ready_ns != *ready_ns || now >= *until;
         self.begun.take_if(|begun| has_begun(begun));
         let former = self.last.replace((now, times.ready_ns));
         let was_busy = former.is_some_and(|(at, ready_ns)| {
@@ -109,14 +112,20 @@ mod tests {
 
     #[test]
     fn vcpu_that_goes_on_late_is_not_taken_for_halted() {
-        let mut activity = Activity::begin(0, times(false, 7));
+        let mut activity = Activity::begin(0, times(false, 7), START_LIMIT);
         assert!(activity.note(MILLISECOND, times(false, 7)));
         // It has run for a moment, and halts.
         assert!(!activity.note(2 * MILLISECOND, times(false, 8)));
         assert!(!activity.note(3 * MILLISECOND, times(false, 8)));
-        let mut activity = Activity::begin(0, times(false, 7));
+        let mut activity = Activity::begin(0, times(false, 7), START_LIMIT);
         assert!(activity.note(19 * MILLISECOND, times(false, 7)));
         assert!(!activity.note(20 * MILLISECOND, times(false, 7)), "it never runs");
+        let mut activity = Activity::begin(0, times(false, 7), WINDOW_START_LIMIT);
+        assert!(activity.note(2 * MILLISECOND, times(false, 7)));
+        assert!(
+            !activity.note(3 * MILLISECOND, times(false, 7)),
+            "its window goes to others"
+        );
     }
 
     #[test]

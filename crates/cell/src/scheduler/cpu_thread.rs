@@ -4,7 +4,7 @@
 //! but for a look twice a second: then there is nothing to choose and nothing to balance. A driver whose CPU
 //! gets a second busy vCPU wakes the others, so that one of them can take it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem;
 use std::sync::Arc;
@@ -18,11 +18,13 @@ use policy::cpu::entry::VcpuState;
 use policy::cpu::message::{Change, Effect, Event, Message, MoveReason};
 use policy::cpu::topology::Topology;
 use policy::cpu::tunables::Tunables;
+use policy::cpu::windows::WindowState;
 use policy::cpu::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
 use tracing::{debug, warn};
 
-use super::activity::{Activity, OTHERS_INTERVAL, interval};
+use super::activity::{Activity, OTHERS_INTERVAL, START_LIMIT, WINDOW_START_LIMIT, interval};
 use super::gate::{Gate, GateOrder};
+use super::host_clock::monotonic;
 use super::order::Outcome;
 use super::published::{CellView, Counts, CpuState, VmFacts, Vms};
 
@@ -94,6 +96,8 @@ pub(super) struct CpuThread {
     gate: Gate,
     vms: Vms,
     activities: BTreeMap<VcpuId, Activity>,
+    /// vCPUs of VMs that span cells whose window is open.
+    open: BTreeSet<VcpuId>,
     /// vCPUs that were ordered here, each with the receiver of the outcome.
     ordered: BTreeMap<VcpuId, Sender<Outcome>>,
     /// Time of the driver's timer.
@@ -122,6 +126,7 @@ impl CpuThread {
             gate: Gate::default(),
             vms: Vms::new(),
             activities: BTreeMap::new(),
+            open: BTreeSet::new(),
             ordered: BTreeMap::new(),
             timer: None,
             look_at: None,
@@ -147,6 +152,7 @@ impl CpuThread {
                 Err(RecvTimeoutError::Timeout) => self.handle(Event::Timer),
             }
             self.check_cpu();
+            self.follow_windows();
             self.look();
             self.apply_gate();
             self.publish_counts();
@@ -259,6 +265,7 @@ impl CpuThread {
         let view = CellView {
             cpus: &self.shared.cpus,
             vms: &self.vms,
+            host_now: monotonic(),
         };
         let now = self.shared.now();
         let mut effects = mem::take(&mut self.effects);
@@ -288,6 +295,37 @@ impl CpuThread {
             }
         }
         self.effects = effects;
+    }
+
+    /// Has the driver choose again when a window of a VM that spans cells has opened or closed. Its vCPUs
+    /// count as ones with work when it opens: what they show before is their stop.
+    fn follow_windows(&mut self) {
+        let now = monotonic();
+        let is_open = |vcpu: &VcpuId| {
+            let facts = self.vms.get(&vcpu.vm);
+            facts.is_some_and(|facts| facts.window(now) == WindowState::Open)
+        };
+        let queue = self.driver.queue().iter().map(|queued| queued.vcpu);
+        let open: BTreeSet<VcpuId> = queue.filter(is_open).collect();
+        if open == self.open {
+            return;
+        }
+        let former = mem::replace(&mut self.open, open.clone());
+        self.handle(Event::Timer);
+        for vcpu in open.difference(&former).copied() {
+            let change = Change::Wake;
+            self.handle(Event::Vcpu { vcpu, change });
+        }
+    }
+
+    /// Time of this thread's clock at which a window opens or closes next.
+    fn window_change(&self) -> Option<Nanos> {
+        let now = monotonic();
+        let queue = self.driver.queue().iter();
+        let facts = queue.filter_map(|queued| self.vms.get(&queued.vcpu.vm));
+        let changes = facts.filter_map(|facts| facts.windows?.next_change(now));
+        let next = changes.min()?;
+        Some(self.shared.now().saturating_add(next - now))
     }
 
     /// Reads the threads of vCPUs if that is due, and reports to the driver which of them have work.
@@ -364,7 +402,11 @@ impl CpuThread {
                 GateOrder::Continue => {
                     let is_chosen = self.driver.running().is_some_and(|(chosen, _)| chosen == vcpu);
                     if let Some(times) = is_chosen.then(|| facts.threads.read(vcpu.index)).flatten() {
-                        let begun = Activity::begin(self.shared.now(), times);
+                        let limit = match facts.windows {
+                            None => START_LIMIT,
+                            Some(_) => WINDOW_START_LIMIT,
+                        };
+                        let begun = Activity::begin(self.shared.now(), times, limit);
                         self.activities.insert(vcpu, begun);
                     }
                     facts.threads.go_on(vcpu.index);
@@ -377,7 +419,7 @@ impl CpuThread {
     /// Time at which the thread has to wake if no message comes.
     pub(super) fn wake_at(&self) -> Nanos {
         let timer = self.timer.filter(|_| self.is_contended() || self.has_cap());
-        let times = [timer, self.look_at, self.gate.deadline()];
+        let times = [timer, self.look_at, self.gate.deadline(), self.window_change()];
         let idle = self.shared.now() + IDLE_INTERVAL;
         times.into_iter().flatten().fold(idle, Nanos::min)
     }
@@ -387,6 +429,7 @@ impl CpuThread {
         let view = CellView {
             cpus: &self.shared.cpus,
             vms: &self.vms,
+            host_now: monotonic(),
         };
         self.own_load() > 1 || view.is_contended()
     }
@@ -451,7 +494,7 @@ struct SchedAttr {
 
 /// Requests short slices from Linux for the calling thread, which needs no privilege. An older kernel ignores
 /// or refuses that; the driver then starts a little later.
-fn shorten_slice() {
+pub(super) fn shorten_slice() {
     // SAFETY: takes numbers only; 0 is the calling thread.
     let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
     let attributes = SchedAttr {

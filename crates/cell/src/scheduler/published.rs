@@ -12,8 +12,9 @@ use policy::cpu::load_tree::LEVELS;
 use policy::cpu::message::Effect;
 use policy::cpu::set::CpuSet;
 use policy::cpu::view::{Terms, View};
+use policy::cpu::windows::{VmWindows, WindowState};
 use policy::cpu::word::{LOAD_MAX, Word};
-use policy::cpu::{CpuId, VcpuId, VmId};
+use policy::cpu::{CpuId, Nanos, VcpuId, VmId};
 use urpc::published::Published;
 
 use super::vcpu_threads::VcpuThreads;
@@ -88,6 +89,20 @@ pub(super) struct VmFacts {
     /// The published entries of its vCPUs.
     pub(super) entries: Entries,
     pub(super) threads: Arc<dyn VcpuThreads>,
+    /// Windows of a part of a VM that spans cells; none for a VM in this cell alone.
+    pub(super) windows: Option<VmWindows>,
+}
+
+impl VmFacts {
+    /// Whether a part may run, at a time of the host's clock. One without windows by then is left to Linux:
+    /// drivers do not choose it.
+    pub(super) fn window(&self, host_now: Nanos) -> WindowState {
+        match self.windows.map(|windows| windows.state(host_now)) {
+            None => WindowState::Absent,
+            Some(WindowState::Open) => WindowState::Open,
+            Some(WindowState::Absent | WindowState::Closed) => WindowState::Closed,
+        }
+    }
 }
 
 /// VMs of which a driver has records.
@@ -114,6 +129,8 @@ pub(super) struct CellView<'a> {
     pub(super) cpus: &'a [CpuState],
     /// The VMs of which the driver has records.
     pub(super) vms: &'a Vms,
+    /// Time of the host's clock.
+    pub(super) host_now: Nanos,
 }
 
 impl CellView<'_> {
@@ -178,7 +195,11 @@ impl View for CellView<'_> {
     }
 
     fn terms(&self, vm: VmId) -> Terms {
-        self.vms.get(&vm).map_or_else(Terms::default, |vm| vm.terms)
+        let terms = |facts: &Arc<VmFacts>| Terms {
+            window: facts.window(self.host_now),
+            ..facts.terms
+        };
+        self.vms.get(&vm).map_or_else(Terms::default, terms)
     }
 
     fn may_run(&self, vcpu: VcpuId, cpu: CpuId) -> bool {
@@ -217,11 +238,13 @@ mod tests {
             cpus: vec![CpuSet::ALL, [CpuId(1)].into_iter().collect()],
             entries: (0..2).map(|_| Published::default()).collect(),
             threads: Arc::new(NoThreads),
+            windows: None,
         };
         vms.insert(VmId(7), Arc::new(facts));
         let view = CellView {
             cpus: &cpus,
             vms: &vms,
+            host_now: 0,
         };
         let entry = VcpuEntry {
             cpu: CpuId(1),

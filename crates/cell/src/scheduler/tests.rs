@@ -7,9 +7,12 @@ use locks::IgnorePoison;
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use policy::cpu::message::Refusal;
+use policy::cpu::windows::{FRAME, Follower, LEASE, Schedule, VmWindows, Window};
+use registry::cluster::windows::SpanningVcpu;
 
 use super::activity::ThreadTimes;
 use super::gate::LEASE_MS;
+use super::host_clock::monotonic;
 use super::*;
 
 /// A VM whose shard obeys at once. Its guest spins or is halted.
@@ -337,6 +340,7 @@ fn thread_of_a_cpu_without_competition_sleeps_for_half_a_second() {
             cpus: vcpus_of(1).cpus(&shared.host_cpus),
             entries: [Published::default()].into_iter().collect(),
             threads: Fake::new(1),
+            windows: None,
         };
         thread.take(Input::Vm(VmId(vm), Some(Arc::new(facts))));
         let vcpu = policy::cpu::VcpuId {
@@ -448,4 +452,133 @@ fn vm_with_a_vcpu_on_another_cells_cpu_is_left_to_linux() {
 /// The CPU of a vCPU's thread.
 fn cpu_of(vm: &Fake, vcpu: u16) -> usize {
     vm.with(vcpu, |vcpu, _| vcpu.pinned_to).unwrap()
+}
+
+/// Half of each frame from now on, until [`LEASE`] is over.
+fn half_of_each_frame() -> VmWindows {
+    let now = monotonic();
+    let window = Window {
+        vm: 1,
+        start: 0,
+        length: FRAME / 2,
+    };
+    let schedule = Schedule {
+        from: now,
+        until: now + LEASE,
+        windows: vec![window],
+    };
+    let mut follower = Follower::default();
+    follower.take(now, schedule).unwrap();
+    follower.windows_of(&1)
+}
+
+/// Two drivers: two vCPUs of a part do not share a CPU.
+fn drivers_on_two_cpus() -> VmTable {
+    let table = drivers();
+    let [first, second] = table.shared.host_cpus[..] else {
+        panic!("two drivers");
+    };
+    assert_ne!(first, second, "the test needs a host of two CPUs");
+    table
+}
+
+/// Adds the part of a VM that spans cells, with a vCPU on each CPU.
+fn add_part(table: &mut VmTable, windows: VmWindows) -> Arc<Fake> {
+    let vcpu = |(vcpu, cpu): (u8, &usize)| SpanningVcpu {
+        vcpu,
+        cell: 0,
+        cpu: *cpu,
+        shard_pid: 0,
+        thread_id: 0,
+    };
+    let vcpus = (0..).zip(&table.shared.host_cpus).map(vcpu).collect();
+    let fake = Fake::new(2);
+    table.add_part("span".to_owned(), parts::Part { vcpus, windows }, fake.clone());
+    fake
+}
+
+#[test]
+fn part_of_a_spanning_vm_runs_in_its_windows_alone_and_a_gang_between_them() {
+    let mut table = drivers_on_two_cpus();
+    let local = add(&mut table, 1, vcpus_of(2));
+    let part = add_part(&mut table, half_of_each_frame());
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(MEASURED);
+    let ran = |vm: &Fake| vm.ran(from).iter().sum::<Duration>();
+    let (part_ran, local_ran) = (ran(&part), ran(&local));
+    // Half of the time on two CPUs each, less what a busy host takes.
+    assert!(
+        part_ran > MEASURED * 7 / 10 && part_ran < MEASURED * 13 / 10,
+        "{part_ran:?}"
+    );
+    assert!(
+        local_ran > MEASURED * 7 / 10 && local_ran < MEASURED * 13 / 10,
+        "{local_ran:?}"
+    );
+    let both = common(&part.runs(0, from), &part.runs(1, from));
+    assert!(both * 10 > part_ran * 4, "{both:?} of {part_ran:?}");
+    let queues = table.queues();
+    assert!(queues.iter().all(|queue| queue.load == 2), "{queues:?}");
+    let gangs: Vec<_> = queues.iter().filter_map(|queue| queue.gang.as_deref()).collect();
+    assert!(
+        gangs.iter().all(|gang| *gang == "span"),
+        "the other VM has no name: {gangs:?}"
+    );
+
+    // New windows of the same part are taken as they come; without any it is not chosen.
+    let known = table.parts["span"].part.clone();
+    table.set_parts(
+        [(
+            "span".to_owned(),
+            parts::Part {
+                windows: VmWindows::default(),
+                ..known
+            },
+        )]
+        .into(),
+    );
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(SETTLING);
+    let alone = local.ran(from).iter().sum::<Duration>();
+    assert!(alone > from.elapsed() * 13 / 10, "{alone:?}");
+    assert!(part.ran(from).iter().sum::<Duration>() < SETTLING / 4);
+    table.set_parts(BTreeMap::new());
+    assert!(table.parts.is_empty());
+    table.end();
+}
+
+#[test]
+fn idle_vcpus_of_a_part_leave_its_windows_to_others() {
+    let mut table = drivers_on_two_cpus();
+    let local = add(&mut table, 1, vcpus_of(2));
+    let part = add_part(&mut table, half_of_each_frame());
+    part.halt();
+    std::thread::sleep(SETTLING);
+    let from = Instant::now();
+    std::thread::sleep(MEASURED);
+    let alone: Duration = local.ran(from).iter().sum();
+    assert!(alone > from.elapsed() * 17 / 10, "{alone:?}");
+    table.end();
+}
+
+#[test]
+fn part_on_cpus_of_no_driver_is_left_to_linux() {
+    let mut table = drivers();
+    let cpu = table.shared.host_cpus[0];
+    for cpus in [[cpu, cpu], [cpu, usize::MAX]] {
+        let vcpu = |(vcpu, cpu): (u8, usize)| SpanningVcpu {
+            vcpu,
+            cell: 0,
+            cpu,
+            shard_pid: 0,
+            thread_id: 0,
+        };
+        let vcpus = (0..).zip(cpus).map(vcpu).collect();
+        let windows = half_of_each_frame();
+        table.add_part("span".to_owned(), parts::Part { vcpus, windows }, Fake::new(2));
+        assert!(table.parts.is_empty(), "{cpus:?}");
+    }
+    table.end();
 }

@@ -42,8 +42,9 @@ pub(super) struct ShardThreads {
     threads: Vec<Thread>,
 }
 
+/// Thread of a vCPU.
 #[derive(Debug)]
-struct Thread {
+pub(super) struct Thread {
     id: Pid,
     stat: File,
     schedstat: File,
@@ -64,12 +65,7 @@ impl ShardThreads {
             if thread.vcpu != vcpu {
                 break;
             }
-            let open = |name: &str| File::open(format!("/proc/{pid}/task/{}/{name}", thread.id));
-            threads.push(Thread {
-                id: Pid::from_raw(thread.id),
-                stat: open("stat")?,
-                schedstat: open("schedstat")?,
-            });
+            threads.push(Thread::open(pid, thread.id)?);
         }
         // The id is the shard's as long as that has not ended.
         if threads.len() != usize::from(vcpus) || home.has_ended() {
@@ -117,15 +113,32 @@ impl VcpuThreads for ShardThreads {
     }
 
     fn read(&self, vcpu: u16) -> Option<ThreadTimes> {
-        let thread = self.thread(vcpu)?;
-        let is_ready = thread.is_ready().ok()?;
-        let mut line = [0; LINE_BYTES_MAX];
-        let ready_ns = ready_ns_of(read_line(&thread.schedstat, &mut line).ok()?)?;
-        Some(ThreadTimes { is_ready, ready_ns })
+        self.thread(vcpu)?.read()
     }
 }
 
 impl Thread {
+    /// A thread by the ids of its process and its own.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(super) fn open(pid: i32, id: i32) -> io::Result<Self> {
+        let open = |name: &str| File::open(format!("/proc/{pid}/task/{id}/{name}"));
+        Ok(Self {
+            id: Pid::from_raw(id),
+            stat: open("stat")?,
+            schedstat: open("schedstat")?,
+        })
+    }
+
+    /// Its state; `None` if it has ended.
+    pub(super) fn read(&self) -> Option<ThreadTimes> {
+        let is_ready = self.is_ready().ok()?;
+        let mut line = [0; LINE_BYTES_MAX];
+        let ready_ns = ready_ns_of(read_line(&self.schedstat, &mut line).ok()?)?;
+        Some(ThreadTimes { is_ready, ready_ns })
+    }
+
     fn is_ready(&self) -> io::Result<bool> {
         let mut line = [0; LINE_BYTES_MAX];
         is_ready_in(read_line(&self.stat, &mut line)?).ok_or_else(|| io::ErrorKind::InvalidData.into())

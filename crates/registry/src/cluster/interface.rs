@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
 pub use super::cpus::{BorrowedCpu, CpuLending, CpuLoad, CpuQueue, LentCpu};
+use super::windows::{CellReport, WindowSchedule};
 use crate::json_line::Protocol;
 
 /// The client's side of the protocol.
@@ -259,6 +260,8 @@ pub enum CellRequest {
     CpuLoad,
     /// Report the moves of vCPUs between cells by this cell's decision. A cell that decides on none refuses.
     CpuLending,
+    /// Take the report of a cell as the arbiter of windows. A cell without drivers refuses.
+    Windows(CellReport),
     /// Have a vCPU of a VM of this cell, which its decision has moved to the lender, run on a CPU of this
     /// cell again.
     ReturnCpu {
@@ -325,7 +328,12 @@ impl CellRequest {
     pub fn is_report(&self) -> bool {
         matches!(
             self,
-            Self::Status | Self::Ping | Self::Vcpus | Self::CpuLoad | Self::CpuLending
+            Self::Status
+                | Self::Ping
+                | Self::Vcpus
+                | Self::CpuLoad
+                | Self::CpuLending
+                | Self::Windows(_)
         )
     }
 }
@@ -377,6 +385,8 @@ pub enum CellResponse {
     CpuLoad(CpuLoad),
     /// Moves of vCPUs between cells by decision of the cell.
     CpuLending(CpuLending),
+    /// The windows that are, or will be, in force in all cells of the host.
+    Windows(WindowSchedule),
     /// The protocols that the cell speaks.
     Protocols(Protocols),
 }

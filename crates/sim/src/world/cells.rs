@@ -441,6 +441,7 @@ impl World {
                 | Action::ReportVcpus(_)
                 | Action::ReportCpuLending(_)
                 | Action::ReturnCpu { .. }
+                | Action::ArrangeWindows(..)
                 | Action::ReportAdopted(_)
                 | Action::ReportProtocols(_)
                 | Action::AwaitLeft(..)

@@ -168,6 +168,7 @@ impl World {
             | CellResponse::Vcpus { .. }
             | CellResponse::CpuLoad(_)
             | CellResponse::CpuLending(_)
+            | CellResponse::Windows(_)
             | CellResponse::Protocols(_) => {}
         }
     }

@@ -63,6 +63,10 @@ impl Cell {
                 let begun = self.adoptions.begin_to_list_vcpus(self.response_to(client));
                 self.refuse_if_failed(client, begun);
             }
+            Action::ArrangeWindows(client, report) => {
+                let answer = self.adoptions.arrange_windows(report);
+                self.answer(client, &answer);
+            }
             Action::ReturnCpu {
                 client,
                 vm,

@@ -17,12 +17,14 @@ use hostfiles::private;
 use keeper::socket::Socket;
 use locks::{IgnorePoison, lock};
 use registry::cluster::interface::CellResponse;
+use registry::cluster::windows::CellReport;
 use registry::control::{Request, ask};
 use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
 use tracing::{error, info, warn};
 
 use super::cpu_lending::LendingReport;
+use super::span_windows::WindowArbiter;
 use crate::cluster::adoption_table::{AdoptionTable, Failures, Unreadable, Verdict};
 use crate::ending::of_failed_cell;
 use crate::handle::VmHandle;
@@ -53,6 +55,8 @@ pub(super) struct Adoptions {
     scheduler: Option<Scheduler>,
     /// Moves between cells by decision, where there are any.
     lending: Option<Arc<LendingReport>>,
+    /// Arbiter of windows, where the CPUs have drivers.
+    windows: Option<WindowArbiter>,
     shared: Arc<Shared>,
 }
 
@@ -79,6 +83,7 @@ impl Adoptions {
             platform,
             scheduler,
             lending: None,
+            windows: None,
             shared: Arc::new(shared),
         }
     }
@@ -95,6 +100,21 @@ impl Adoptions {
             None => CellResponse::Refused {
                 why: "the cell lends no CPU by itself (`lend_cpus` in [scheduling] of the cluster file)"
                     .to_owned(),
+            },
+        }
+    }
+
+    /// The same with an arbiter of windows.
+    pub(super) fn with_windows(self, windows: Option<WindowArbiter>) -> Self {
+        Self { windows, ..self }
+    }
+
+    /// Takes the report of a cell as the arbiter of windows.
+    pub(super) fn arrange_windows(&self, report: CellReport) -> CellResponse {
+        match &self.windows {
+            Some(arbiter) => arbiter.respond(report),
+            None => CellResponse::Refused {
+                why: format!("the CPUs of cell {} have no drivers", self.cell),
             },
         }
     }

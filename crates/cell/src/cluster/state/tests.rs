@@ -147,6 +147,7 @@ impl World {
                 | Action::ReportVcpus(_)
                 | Action::ReportCpuLending(_)
                 | Action::ReturnCpu { .. }
+                | Action::ArrangeWindows(..)
                 | Action::ReportAdopted(_)
                 | Action::ReportProtocols(_)
                 | Action::End => {}
