@@ -11,6 +11,7 @@
 //! - [`round_robin`]: a plain scheduler to compare with;
 //! - [`world`]: the events, and the rules that hold at each tick;
 //! - [`experiment`]: gangs beside other schedulers;
+//! - [`spanning`]: windows of VMs that span cells, beside other schedulers;
 //! - [`balancing`]: the real time that balancing takes.
 
 pub mod balancing;
@@ -20,9 +21,14 @@ pub mod program;
 pub mod published;
 pub mod report;
 pub mod round_robin;
+pub mod spanning;
 pub mod world;
 
 #[cfg(test)]
 mod cells;
 #[cfg(test)]
+mod spanning_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_stories;

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::balancing::{self, Cost};
 use super::experiment::{self, CPUS, Run, Scheduler, VCPUS, WORK_NS, Wait};
+use super::spanning;
 use crate::{MILLISECOND, SECOND, Time};
 
 /// Work of each vCPU in the experiment: long beside a slice, so that the start weighs little.
@@ -23,10 +24,22 @@ struct GangRow {
     ratio: Option<f64>,
 }
 
+/// Row of the experiment with VMs that span cells.
+#[derive(Clone, Copy, Debug)]
+struct SpanningRow {
+    scheduler: spanning::Scheduler,
+    cells: u16,
+    vms: u16,
+    time: Option<Time>,
+    /// Time beside that of one VM under the same scheduler.
+    ratio: Option<f64>,
+}
+
 /// Results of the experiments.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     gangs: Vec<GangRow>,
+    spanning: Vec<SpanningRow>,
     balancing: Vec<Cost>,
 }
 
@@ -38,6 +51,12 @@ impl Report {
             for wait in [Wait::Spin, Wait::SpinThenHalt] {
                 for scheduler in [Scheduler::Gang, Scheduler::Balance, Scheduler::RoundRobin] {
                     report.gang_rows(scheduler, wait, seed);
+                }
+            }
+            for cells in [2, 4] {
+                use spanning::Scheduler::{CellGangs, RoundRobin, Windows};
+                for scheduler in [Windows, CellGangs, RoundRobin] {
+                    report.spanning_rows(scheduler, cells, seed);
                 }
             }
         }
@@ -66,6 +85,22 @@ impl Report {
         }
     }
 
+    fn spanning_rows(&mut self, scheduler: spanning::Scheduler, cells: u16, seed: u64) {
+        let mut one = None;
+        for vms in [1, 2, 4, 8] {
+            let time = spanning::run(vms, cells, scheduler, seed);
+            one = one.or(time);
+            let ratio = time.zip(one).map(|(time, one)| time as f64 / one as f64);
+            self.spanning.push(SpanningRow {
+                scheduler,
+                cells,
+                vms,
+                time,
+                ratio,
+            });
+        }
+    }
+
     /// The figures as a JSON object with the machine, without date and commit.
     pub fn json(&self) -> String {
         let gangs = self.gangs.iter().map(|row| {
@@ -84,6 +119,17 @@ impl Report {
                 number(counted.map(|run| run.moves as f64)),
                 number(counted.map(|run| run.messages as f64)),
                 number(counted.map(|run| run.switches as f64)),
+            )
+        });
+        let spanning = self.spanning.iter().map(|row| {
+            let number = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.3}"));
+            format!(
+                "    {{\"scheduler\": \"{}\", \"cells\": {}, \"vms\": {}, \"seconds\": {}, \"times_one\": {}}}",
+                spanning_scheduler(row.scheduler),
+                row.cells,
+                row.vms,
+                number(row.time.map(|time| time as f64 / SECOND as f64)),
+                number(row.ratio),
             )
         });
         let balancing = self.balancing.iter().map(|cost| {
@@ -105,11 +151,12 @@ impl Report {
         format!(
             "{{\"machine\": \"{}\",\n  \"simulated\": \"{CPUS} CPUs in four nodes; VMs of {VCPUS} \
              vCPUs; a barrier every {} us of \
-             work; {} s of work for each vCPU\",\n  \"gangs\": {},\n  \"balancing\": {}\n}}\n",
+             work; {} s of work for each vCPU\",\n  \"gangs\": {},\n  \"spanning\": {},\n  \"balancing\": {}\n}}\n",
             machine(),
             WORK_NS / 1_000,
             WORK_PER_VCPU_NS / SECOND,
             array(gangs.collect()),
+            array(spanning.collect()),
             array(balancing.collect()),
         )
     }
@@ -136,6 +183,14 @@ fn scheduler(scheduler: Scheduler) -> &'static str {
         Scheduler::Gang => "gangs",
         Scheduler::Balance => "no gangs, VMs by virtual time",
         Scheduler::RoundRobin => "round robin on each CPU",
+    }
+}
+
+fn spanning_scheduler(scheduler: spanning::Scheduler) -> &'static str {
+    match scheduler {
+        spanning::Scheduler::Windows => "windows in all cells",
+        spanning::Scheduler::CellGangs => "gangs of each cell alone",
+        spanning::Scheduler::RoundRobin => "round robin on each CPU",
     }
 }
 
@@ -174,6 +229,21 @@ impl fmt::Display for Report {
                 wait(row.wait),
                 row.vms
             )?;
+        }
+        if !self.spanning.is_empty() {
+            writeln!(
+                f,
+                "\n| VMs that span cells | cells | VMs | time, ms | times one VM |"
+            )?;
+            writeln!(f, "| --- | --- | --- | --- | --- |")?;
+        }
+        for row in &self.spanning {
+            let figures = match row.time.zip(row.ratio) {
+                Some((time, ratio)) => format!("{} | {ratio:.3}", time / MILLISECOND),
+                None => format!("not done after {} times the work |", spanning::LIMIT),
+            };
+            let name = spanning_scheduler(row.scheduler);
+            writeln!(f, "| {name} | {} | {} | {figures} |", row.cells, row.vms)?;
         }
         if !self.balancing.is_empty() {
             writeln!(

@@ -179,6 +179,7 @@ impl World {
         self.vms.push(Vm {
             program,
             vcpus: all,
+            leader: vm,
             round: 0,
             arrived: 0,
             ended_at: None,

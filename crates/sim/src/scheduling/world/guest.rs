@@ -1,7 +1,7 @@
 //! Guests of the simulated machine: the phases of their programs, by which vCPUs spin, halt and wake.
 
 use policy::cpu::message::{Change, Event};
-use policy::cpu::{CpuId, VcpuId};
+use policy::cpu::{CpuId, VcpuId, VmId};
 
 use super::{Step, World};
 use crate::Time;
@@ -41,6 +41,8 @@ pub struct Vm {
     pub program: Program,
     /// vCPUs by their number.
     pub vcpus: Vec<Vcpu>,
+    /// VM whose barriers it shares: itself, or the first part of the same spanning VM.
+    pub(super) leader: VmId,
     pub(super) round: u64,
     pub(super) arrived: u16,
     /// Time at which its program ended.
@@ -119,18 +121,20 @@ impl World {
             }
             Program::Barrier { rounds, .. } => {
                 vcpu.phase = Phase::Spin;
-                vm.arrived += 1;
-                if usize::from(vm.arrived) < vm.vcpus.len() {
+                let leader = vm.leader;
+                let members: Vec<VcpuId> = self.members(leader);
+                let first = &mut self.vms[usize::from(leader.0)];
+                first.arrived += 1;
+                if usize::from(first.arrived) < members.len() {
                     self.go_on(id);
                     return;
                 }
-                vm.arrived = 0;
-                vm.round += 1;
-                let is_over = vm.round >= rounds;
-                vm.ended_at = is_over.then_some(now);
-                for index in 0..vm.vcpus.len() as u16 {
-                    let id = VcpuId { vm: id.vm, index };
+                first.arrived = 0;
+                first.round += 1;
+                let is_over = first.round >= rounds;
+                for id in members {
                     if is_over {
+                        self.vms[usize::from(id.vm.0)].ended_at = Some(now);
                         self.vcpu(id).phase = Phase::Halt;
                         self.halt(id);
                     } else {
@@ -139,6 +143,22 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Has a VM meet at the barriers of another one with the same program, before they run.
+    pub fn join(&mut self, vm: VmId, leader: VmId) {
+        self.vms[usize::from(vm.0)].leader = leader;
+    }
+
+    /// vCPUs that meet at the barriers of a VM.
+    fn members(&self, leader: VmId) -> Vec<VcpuId> {
+        let all = (0..)
+            .map(VmId)
+            .zip(&self.vms)
+            .filter(|(_, vm)| vm.leader == leader);
+        let vcpus =
+            all.flat_map(|(vm, of)| (0..of.vcpus.len() as u16).map(move |index| VcpuId { vm, index }));
+        vcpus.collect()
     }
 
     /// Lets a vCPU go on after a barrier.
