@@ -1,4 +1,4 @@
-//! The compared kinds: programs in guests, spin locks of their kernels, and ways to schedule their vCPUs.
+//! The compared kinds: programs in guests, the guests, and ways to schedule their vCPUs.
 
 /// A program of the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -34,31 +34,34 @@ impl Program {
     }
 }
 
-/// Spin locks of the guest's kernel.
+/// Guest, by the spin locks of its kernel and the cells of its VM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Locks {
+pub enum Guest {
     /// A waiter halts its vCPU after a while, and the holder wakes it: the default under KVM.
     Paravirtual,
     /// A waiter spins, as on hardware.
     Native,
+    /// The VM spans two cells of a CPU each, and its kernel has no paravirtual spin locks.
+    Spanning,
 }
 
-impl Locks {
-    /// Both kinds, in the order in which they run.
-    pub const ALL: [Self; 2] = [Self::Paravirtual, Self::Native];
+impl Guest {
+    /// All kinds, in the order in which they run.
+    pub const ALL: [Self; 3] = [Self::Paravirtual, Self::Native, Self::Spanning];
 
     /// The name in the tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Paravirtual => "paravirtual spin locks",
             Self::Native => "`nopvspin`",
+            Self::Spanning => "spanning two cells",
         }
     }
 
     /// Words of the kernel's command line.
     pub fn cmdline(self) -> Option<&'static str> {
         match self {
-            Self::Paravirtual => None,
+            Self::Paravirtual | Self::Spanning => None,
             Self::Native => Some("nopvspin"),
         }
     }
@@ -67,7 +70,7 @@ impl Locks {
     pub fn goal(self) -> f64 {
         match self {
             Self::Paravirtual => 1.0,
-            Self::Native => 1.3,
+            Self::Native | Self::Spanning => 1.3,
         }
     }
 }

@@ -2,9 +2,9 @@
 //! each vCPU on a CPU of its own (balance scheduling), and with gangs.
 //! `bench-gangs --mirrorball PATH --folder NEW --out FILE.json --machine TEXT [--runs N]`.
 //!
-//! All kinds run in turn, `runs` times, each with a guest kernel that has paravirtual spin locks and with one
-//! that has none (`nopvspin`). The guest is the image `tiny`. It needs KVM, two CPUs, and that no other VM
-//! runs.
+//! All kinds run in turn, `runs` times, each with a guest kernel that has paravirtual spin locks, with one
+//! that has none (`nopvspin`), and in VMs that span two cells of a CPU each. The guest is the image `tiny`.
+//! It needs KVM, two CPUs, and that no other VM runs.
 
 mod kinds;
 mod report;

@@ -6,7 +6,7 @@ use bench::Outcome;
 use bench::tables::median;
 use serde::Serialize;
 
-use crate::kinds::{Locks, Program, Scheduling};
+use crate::kinds::{Guest, Program, Scheduling};
 use crate::sample::{LIMIT_MS, ROUNDS, Sample, Work};
 
 /// Number of VMs that share the CPUs.
@@ -83,16 +83,16 @@ impl<'a> Report<'a> {
     pub fn of(machine: &'a str, work: Work, samples: &[Sample]) -> Outcome<Self> {
         let (mut gains, mut figures) = (Vec::new(), Vec::new());
         let mut is_quiet = true;
-        for locks in Locks::ALL {
-            let alone = Times::of(samples, Program::Spin, locks, Scheduling::Alone)?;
+        for guest in Guest::ALL {
+            let alone = Times::of(samples, Program::Spin, guest, Scheduling::Alone)?;
             is_quiet &= alone.median().is_some_and(|us| us <= QUIET_US);
         }
         for program in Program::ALL {
-            for locks in Locks::ALL {
-                let of_kind = |scheduling| Times::of(samples, program, locks, scheduling);
+            for guest in Guest::ALL {
+                let of_kind = |scheduling| Times::of(samples, program, guest, scheduling);
                 let [alone, linux, balance, gangs] = Scheduling::ALL.map(of_kind);
                 let [alone, linux, balance, gangs] = [alone?, linux?, balance?, gangs?];
-                gains.push(Gain::of(program, locks, is_quiet, [&linux, &balance, &gangs]));
+                gains.push(Gain::of(program, guest, is_quiet, [&linux, &balance, &gangs]));
                 for (scheduling, times) in Scheduling::ALL
                     .into_iter()
                     .zip([&alone, &linux, &balance, &gangs])
@@ -101,7 +101,7 @@ impl<'a> Report<'a> {
                     let is_shared = scheduling != Scheduling::Alone;
                     figures.push(Row {
                         program: program.name(),
-                        guest: locks.name(),
+                        guest: guest.name(),
                         scheduling: scheduling.name(),
                         round_us: times.mean_us.clone(),
                         slowest_vm_us: times.slowest_us.clone(),
@@ -153,10 +153,10 @@ impl<'a> Report<'a> {
 }
 
 impl Gain {
-    fn of(program: Program, locks: Locks, is_quiet: bool, [linux, balance, gangs]: [&Times; 3]) -> Self {
+    fn of(program: Program, guest: Guest, is_quiet: bool, [linux, balance, gangs]: [&Times; 3]) -> Self {
         let by_gangs = |rival: &Times| ratio(rival.median(), gangs.median());
         let both = [by_gangs(linux), by_gangs(balance)];
-        let goal = locks.goal();
+        let goal = guest.goal();
         let verdict = match both.iter().all(|by| by.is_some_and(|by| by >= goal)) {
             _ if !is_quiet => Verdict::Busy,
             true => Verdict::Met,
@@ -164,7 +164,7 @@ impl Gain {
         };
         Self {
             program: program.name(),
-            guest: locks.name(),
+            guest: guest.name(),
             linux_by_gangs: both[0],
             balance_by_gangs: both[1],
             goal,
@@ -180,9 +180,9 @@ struct Times {
 }
 
 impl Times {
-    fn of(samples: &[Sample], program: Program, locks: Locks, scheduling: Scheduling) -> Outcome<Self> {
+    fn of(samples: &[Sample], program: Program, guest: Guest, scheduling: Scheduling) -> Outcome<Self> {
         let is_kind = |sample: &&Sample| {
-            (sample.program, sample.locks, sample.scheduling) == (program, locks, scheduling)
+            (sample.program, sample.guest, sample.scheduling) == (program, guest, scheduling)
         };
         let mut times = Self {
             mean_us: Vec::new(),
@@ -200,7 +200,7 @@ impl Times {
             true => Err(format!(
                 "{}, {}, {}: no sample",
                 program.name(),
-                locks.name(),
+                guest.name(),
                 scheduling.name()
             )
             .into()),

@@ -7,7 +7,7 @@ use bench::Outcome;
 use bench::mirrorball::{Cluster, Mirrorball};
 use bench::tiny_vm::{Working, copy_program};
 
-use crate::kinds::{Locks, Program, Scheduling};
+use crate::kinds::{Guest, Program, Scheduling};
 use crate::vm::{Vm, round_us};
 
 /// The names of the VMs.
@@ -17,7 +17,7 @@ pub const ROUNDS: u64 = 10_000;
 /// Time of rounds before them, in which both VMs have begun, and the time after which fewer rounds count.
 const WARM_UP_MS: u64 = 1000;
 pub const LIMIT_MS: u64 = 5000;
-/// Memory of the cell, for both VMs.
+/// Memory of a cell, for both VMs.
 const CELL_MEMORY: &str = "512M";
 
 /// Work of 100 us in a guest that has the CPUs for itself.
@@ -39,11 +39,30 @@ impl Work {
     }
 }
 
+/// Cells that have the two CPUs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Cells {
+    /// One with both.
+    One,
+    /// One for each.
+    Two,
+}
+
+impl Cells {
+    /// The cells of a guest's VM.
+    fn of(guest: Guest) -> Self {
+        match guest {
+            Guest::Paravirtual | Guest::Native => Self::One,
+            Guest::Spanning => Self::Two,
+        }
+    }
+}
+
 /// The time of a round of each VM in one measurement.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub program: Program,
-    pub locks: Locks,
+    pub guest: Guest,
     pub scheduling: Scheduling,
     /// Of each VM, microseconds.
     pub round_us: Vec<f64>,
@@ -72,8 +91,8 @@ impl Bench {
 
     /// Finds out how much work takes 100 us in a guest that runs alone.
     pub fn calibrate(&self) -> Outcome<Work> {
-        let _cluster = self.cluster(Scheduling::Alone)?;
-        let vm = self.vm(VMS[0], Locks::Paravirtual)?;
+        let _cluster = self.cluster(Scheduling::Alone, Cells::One)?;
+        let vm = self.vm(VMS[0], Guest::Paravirtual)?;
         let known = vm.call(&["--program", "calibrate"])?;
         let number = |name: &str| known[name].as_u64().ok_or_else(|| format!("no {name}: {known}"));
         Ok(Work {
@@ -91,9 +110,11 @@ impl Bench {
             order.reverse();
         }
         for scheduling in order {
-            let _cluster = self.cluster(scheduling)?;
-            for locks in Locks::ALL {
-                self.take_pair(scheduling, locks, work, &mut samples)?;
+            for cells in [Cells::One, Cells::Two] {
+                let _cluster = self.cluster(scheduling, cells)?;
+                for guest in Guest::ALL.into_iter().filter(|guest| Cells::of(*guest) == cells) {
+                    self.take_pair(scheduling, guest, work, &mut samples)?;
+                }
             }
         }
         Ok(samples)
@@ -103,7 +124,7 @@ impl Bench {
     fn take_pair(
         &self,
         scheduling: Scheduling,
-        locks: Locks,
+        guest: Guest,
         work: Work,
         samples: &mut Vec<Sample>,
     ) -> Outcome<()> {
@@ -111,21 +132,21 @@ impl Bench {
             for program in Program::ALL {
                 let round_us = measure(program, work.of(program), vms)?;
                 let (kind, name) = (scheduling.name(), program.name());
-                eprintln!("bench-gangs: {kind}, {}, {name}: {round_us:.0?} us", locks.name());
+                eprintln!("bench-gangs: {kind}, {}, {name}: {round_us:.0?} us", guest.name());
                 samples.push(Sample {
                     program,
-                    locks,
+                    guest,
                     scheduling,
                     round_us,
                 });
             }
             Ok(())
         };
-        let one = self.vm(VMS[0], locks)?;
+        let one = self.vm(VMS[0], guest)?;
         if scheduling == Scheduling::Linux {
             measure(Scheduling::Alone, &[&one])?;
         }
-        let two = self.vm(VMS[1], locks)?;
+        let two = self.vm(VMS[1], guest)?;
         let both = [&one, &two];
         measure(scheduling, &both)?;
         if scheduling == Scheduling::Linux {
@@ -135,14 +156,18 @@ impl Bench {
         Ok(())
     }
 
-    fn vm(&self, name: &'static str, locks: Locks) -> Outcome<Vm<'_>> {
-        Vm::start(&self.mirrorball, name, locks, &self.guest)
+    fn vm(&self, name: &'static str, guest: Guest) -> Outcome<Vm<'_>> {
+        Vm::start(&self.mirrorball, name, guest, &self.guest)
     }
 
-    /// A cell of two CPUs.
-    fn cluster(&self, scheduling: Scheduling) -> Outcome<Cluster<'_>> {
+    /// Cells of the two CPUs.
+    fn cluster(&self, scheduling: Scheduling, cells: Cells) -> Outcome<Cluster<'_>> {
         let (first, second) = self.cpus;
-        let mut text = format!("[[cells]]\ncpus = \"{first},{second}\"\nmemory = \"{CELL_MEMORY}\"\n");
+        let cell = |cpus: String| format!("[[cells]]\ncpus = \"{cpus}\"\nmemory = \"{CELL_MEMORY}\"\n");
+        let mut text = match cells {
+            Cells::One => cell(format!("{first},{second}")),
+            Cells::Two => cell(first.to_string()) + &cell(second.to_string()),
+        };
         if scheduling == Scheduling::Gangs {
             text += "[scheduling]\ncpus = \"gangs\"\n";
         }

@@ -8,7 +8,7 @@ use bench::mirrorball::Mirrorball;
 use bench::tiny_vm::{TinyVm, Working};
 use serde_json::Value;
 
-use crate::kinds::Locks;
+use crate::kinds::Guest;
 
 /// Line of a guest's kernel that has chosen paravirtual spin locks.
 const PARAVIRTUAL: &str = "PV spinlocks enabled";
@@ -19,26 +19,24 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub struct Vm<'a>(TinyVm<'a>);
 
 impl<'a> Vm<'a> {
-    /// Starts a VM in cell 0, waits until it has booted, and copies the program `guest` into it.
+    /// Starts a VM in its cells, waits until it has booted, and copies the program `guest` into it.
     ///
     /// # Errors
-    /// If it does not boot, or its kernel has other spin locks than `locks`.
-    pub fn start(
-        mirrorball: &'a Mirrorball,
-        name: &'static str,
-        locks: Locks,
-        guest: &Path,
-    ) -> Outcome<Self> {
-        let mut words = vec!["--cpus", "2", "--memory", "128M", "--cell", "0"];
+    /// If it does not boot, or its kernel has other spin locks than `kind`.
+    pub fn start(mirrorball: &'a Mirrorball, name: &'static str, kind: Guest, guest: &Path) -> Outcome<Self> {
+        let mut words = vec!["--cpus", "2", "--memory", "128M"];
+        words.extend(match kind {
+            Guest::Spanning => ["--span", "0,1"],
+            Guest::Paravirtual | Guest::Native => ["--cell", "0"],
+        });
         words.extend(
-            locks
-                .cmdline()
+            kind.cmdline()
                 .into_iter()
                 .flat_map(|cmdline| ["--cmdline", cmdline]),
         );
         let vm = TinyVm::start(mirrorball, name, &words, guest)?;
-        if vm.log().contains(PARAVIRTUAL) != (locks == Locks::Paravirtual) {
-            return Err(format!("{name}: the kernel does not have {}", locks.name()).into());
+        if vm.log().contains(PARAVIRTUAL) != (kind == Guest::Paravirtual) {
+            return Err(format!("{name}: the kernel is not one with {}", kind.name()).into());
         }
         Ok(Self(vm))
     }
