@@ -153,8 +153,8 @@ impl Scheduler {
         told.recv_timeout(REPORT_LIMIT).unwrap_or_default()
     }
 
-    /// The sum of the weights of the busy vCPUs of VMs in this cell alone, for each CPU. 0 if the scheduler does
-    /// not answer within [`REPORT_LIMIT`].
+    /// The sum of the weights of the busy vCPUs of VMs in this cell alone, for each CPU. 0 if the scheduler
+    /// does not answer within [`REPORT_LIMIT`].
     pub(crate) fn local_weight(&self) -> u32 {
         let (tell, told) = mpsc::channel();
         let _ = self.changes.send(Change::LocalWeight(tell));

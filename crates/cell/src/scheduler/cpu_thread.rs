@@ -298,7 +298,7 @@ impl CpuThread {
     }
 
     /// Has the driver choose again when a window of a VM that spans cells has opened or closed. Its vCPUs
-    /// count as ones with work when it opens: what they show before is their stop.
+    /// count as ones with work when it opens: before that, their threads show their stop.
     fn follow_windows(&mut self) {
         let now = monotonic();
         let is_open = |vcpu: &VcpuId| {

@@ -82,7 +82,7 @@ impl SpanGate {
         self.send(|tell| Input::Vms(vms, tell));
     }
 
-    /// Leaves all VMs to Linux for good.
+    /// Leaves all VMs to Linux permanently.
     pub(super) fn end(&self) {
         self.send(Input::End);
     }

@@ -189,8 +189,8 @@ impl<K> Default for Arbiter<K> {
 }
 
 impl<K: Clone + Ord> Arbiter<K> {
-    /// Takes the report of a cell, and returns the schedule that is or will be in force. The caller bounds the
-    /// numbers of cells and of VMs.
+    /// Takes the report of a cell, and returns the schedule that is or will be in force. The caller bounds
+    /// the numbers of cells and of VMs.
     pub fn take(&mut self, now: Nanos, cell: u16, report: Report<K>) -> &Schedule<K> {
         self.reports.insert(cell, (now, report));
         self.reports

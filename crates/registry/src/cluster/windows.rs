@@ -80,7 +80,8 @@ mod tests {
                 thread_id: 71,
             }],
         };
-        let json = r#"{"name":"db","weight":100,"vcpus":[{"vcpu":1,"cell":2,"cpu":5,"shard_pid":70,"thread_id":71}]}"#;
+        let vcpu = r#"{"vcpu":1,"cell":2,"cpu":5,"shard_pid":70,"thread_id":71}"#;
+        let json = format!(r#"{{"name":"db","weight":100,"vcpus":[{vcpu}]}}"#);
         let line = format!(r#"{{"ask":"windows","cell":3,"local_weight":150,"vms":[{json}]}}"#);
         let request: CellRequest = serde_json::from_str(&line).unwrap();
         let CellRequest::Windows(report) = &request else {
@@ -91,9 +92,8 @@ mod tests {
             (3, 150, &[vm.clone()][..])
         );
         assert_eq!(serde_json::to_string(&request).unwrap(), line);
-        let line = format!(
-            r#"{{"answer":"windows","from_ns":1,"until_ns":2,"windows":[{{"vm":{json},"start_ns":3,"length_ns":4}}]}}"#
-        );
+        let window = format!(r#"{{"vm":{json},"start_ns":3,"length_ns":4}}"#);
+        let line = format!(r#"{{"answer":"windows","from_ns":1,"until_ns":2,"windows":[{window}]}}"#);
         let response: CellResponse = serde_json::from_str(&line).unwrap();
         let schedule = WindowSchedule {
             from_ns: 1,

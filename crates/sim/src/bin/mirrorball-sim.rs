@@ -35,7 +35,7 @@ struct Cli {
     /// --seed on
     #[arg(long)]
     adoptions: Option<u64>,
-    /// Instead, 1, 4 and 8 VMs on 32 CPUs with gang scheduling and without
+    /// Instead, 1, 4 and 8 VMs on 32 CPUs with gang scheduling and without, and VMs that span cells
     #[arg(long)]
     gangs: bool,
     /// Instead, the real time that balancing of CPUs takes, for 8 to 1,024 CPUs

@@ -124,7 +124,8 @@ impl Report {
         let spanning = self.spanning.iter().map(|row| {
             let number = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.3}"));
             format!(
-                "    {{\"scheduler\": \"{}\", \"cells\": {}, \"vms\": {}, \"seconds\": {}, \"times_one\": {}}}",
+                "    {{\"scheduler\": \"{}\", \"cells\": {}, \"vms\": {}, \"seconds\": {}, \
+                 \"times_one\": {}}}",
                 spanning_scheduler(row.scheduler),
                 row.cells,
                 row.vms,
@@ -151,7 +152,8 @@ impl Report {
         format!(
             "{{\"machine\": \"{}\",\n  \"simulated\": \"{CPUS} CPUs in four nodes; VMs of {VCPUS} \
              vCPUs; a barrier every {} us of \
-             work; {} s of work for each vCPU\",\n  \"gangs\": {},\n  \"spanning\": {},\n  \"balancing\": {}\n}}\n",
+             work; {} s of work for each vCPU\",\n  \"gangs\": {},\n  \"spanning\": {},\n  \
+             \"balancing\": {}\n}}\n",
             machine(),
             WORK_NS / 1_000,
             WORK_PER_VCPU_NS / SECOND,

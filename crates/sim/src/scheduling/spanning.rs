@@ -1,7 +1,7 @@
 //! VMs that span cells: windows beside gangs of each cell alone, and beside a plain scheduler.
 //!
-//! Each VM has a vCPU on each CPU of the machine, and its program meets at barriers over all of them. Its part
-//! in each cell is a VM of that cell's drivers, as in the product.
+//! Each VM has a vCPU on each CPU of the machine, and its program meets at barriers over all of them. Its
+//! part in each cell is a VM of that cell's drivers, as in the product.
 
 use std::collections::BTreeSet;
 
@@ -194,8 +194,8 @@ impl Cells {
 }
 
 /// Time until each of `vms` VMs over `cells` cells has done [`WORK_PER_VCPU_NS`] on each vCPU; `None` if they
-/// have not within [`LIMIT`] times that, or a rule was broken. vCPUs spin at barriers: spanning VMs have no paravirtual
-/// spin locks.
+/// have not within [`LIMIT`] times that, or a rule was broken. vCPUs spin at barriers: spanning VMs have no
+/// paravirtual spin locks.
 pub fn run(vms: u16, cells: u16, scheduler: Scheduler, seed: u64) -> Option<Time> {
     let mut machine = Cells::new(cells, scheduler, seed);
     let program = Program::Barrier {

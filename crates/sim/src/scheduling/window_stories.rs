@@ -11,8 +11,8 @@ use crate::{MILLISECOND, SECOND, Time};
 
 /// Step of the stories.
 const STEP: Time = MILLISECOND;
-/// End of the faults, and time after which cells have to agree: a cell that did not answer is left out for 5 s
-/// in the product; then one schedule ends and the next begins.
+/// End of the faults, and time after which cells have to agree: a cell that did not answer is left out for
+/// 5 s in the product; then one schedule ends and the next begins.
 const FAULTS_UNTIL: Time = 12 * SECOND;
 const AVOIDANCE: Time = 5 * SECOND;
 const AGREED_AFTER: Time = AVOIDANCE + LEASE + 2 * PERIOD + LEAD;

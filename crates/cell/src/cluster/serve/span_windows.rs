@@ -38,7 +38,7 @@ const REST_INTERVAL: Duration = Duration::from_secs(1);
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which a cell that did not answer is not asked. Ours: longer than the wait for it.
 const AVOIDANCE: Duration = Duration::from_secs(5);
-/// vCPUs of a VM in a report at most: a VM has no more.
+/// Greatest number of vCPUs of a VM in a report: that of any VM.
 const VCPUS_MAX: usize = 256;
 
 /// Arbiter of a cell, for its clients.

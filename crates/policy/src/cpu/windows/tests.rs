@@ -175,7 +175,11 @@ proptest! {
     /// A VM's state changes at the times of `next_change` only.
     #[test]
     fn state_is_constant_until_the_next_change(
-        start in 0..FRAME, length in 1..FRAME, from in 0..2 * LEASE, now in 0..3 * LEASE, part in 0..1_000_u64,
+        start in 0..FRAME,
+        length in 1..FRAME,
+        from in 0..2 * LEASE,
+        now in 0..3 * LEASE,
+        part in 0..1_000_u64,
     ) {
         let window = Window { vm: 1_u8, start, length: length.min(FRAME - start) };
         let schedule = Schedule { from, until: from + LEASE, windows: vec![window] };
