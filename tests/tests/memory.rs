@@ -152,6 +152,57 @@ fn memory_beyond_the_resident_limit_is_paged_out_and_comes_back_whole() {
     vm.kill();
 }
 
+/// Two VMs read a disk that is larger than the memory that each may have, and change a part of what they read.
+#[test]
+fn pages_that_guests_read_from_an_image_leave_memory_without_a_write() {
+    const DISK_BYTES: u64 = 64 * MIB;
+    let scratch = Scratch::new("paging-image");
+    let mut number = 1_u64;
+    let words = std::iter::repeat_with(|| {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        number.to_le_bytes()
+    });
+    let bytes: Vec<u8> = words.take((DISK_BYTES / 8) as usize).flatten().collect();
+    let disk = scratch.write("disk", bytes);
+    let vms = ["paging-image-a", "paging-image-b"].map(|name| {
+        VmFile::new(name)
+            .memory("256M")
+            .key("resident", "\"32M\"")
+            .disk(&disk, "")
+            .start(&scratch)
+    });
+    let sums = vms.each_ref().map(|vm| {
+        // The guest keeps what it read as long as the disk is open.
+        vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
+        let sum = || vm.sh("sha256sum </dev/vda");
+        let first = sum();
+        let paging = || vm.inspect()["status"]["paging"].clone();
+        let before = paging();
+        assert_eq!(sum(), first);
+        let after = paging();
+        let grown = |counter| growth(&before, &after, counter);
+        assert!(grown("/images/read_bytes") >= DISK_BYTES / 2, "{after:#}");
+        assert!(grown("/images/left_bytes") >= DISK_BYTES / 2, "{after:#}");
+        assert!(
+            grown("/written_bytes") <= DISK_BYTES / 8,
+            "{before:#} then {after:#}"
+        );
+        // A write changes the guest's page, and neither the image nor the other VM.
+        vm.sh("dd if=/dev/urandom of=/dev/vda bs=4k count=64 seek=5000 conv=notrunc 2>/dev/null; sync");
+        let changed = sum();
+        assert_ne!(changed, first);
+        assert_eq!(sum(), changed);
+        first
+    });
+    assert_eq!(sums[0], sums[1], "they read one image");
+    vms.iter().for_each(|vm| drop(vm.kill()));
+}
+
+/// The growth of a counter between two statuses.
+fn growth(before: &serde_json::Value, after: &serde_json::Value, counter: &str) -> u64 {
+    number(after, counter) - number(before, counter)
+}
+
 /// The paper's stressMem with less memory than it fills: the guest swaps out pages that are paged out.
 #[test]
 fn guest_swaps_pages_that_are_paged_out_without_io() {

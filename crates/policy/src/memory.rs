@@ -2,6 +2,8 @@
 //! others are; and how much of it VMs keep while the host is short of memory.
 
 pub mod borrowing;
+pub mod image_slots;
+mod page_state;
 pub mod paging_disk;
 pub mod paging_slots;
 pub mod pressure;

@@ -17,7 +17,7 @@ use crate::kind::{PlainMemory, ServedKind, VmKind};
 use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, RegionLaunch, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
-use crate::paging::PagingDiskIo;
+use crate::paging::{DiskImage, PageOrigins, PagingDiskIo};
 use crate::pci::PciBus;
 use crate::ports::Ports;
 use crate::process::{Files, ReceiveError};
@@ -25,7 +25,7 @@ use crate::sandbox::Threads;
 use crate::sharing::{DiskSharing, Sharing};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle, PlainRelease, Release};
-use crate::virtio::block::{Block, FullDisks};
+use crate::virtio::block::{Block, FullDisks, ReadOrigins};
 use crate::virtio::net::{self, Net};
 use crate::virtio::pmem::{self, Pmem, Writes};
 use crate::virtio::rng::Rng;
@@ -127,7 +127,7 @@ impl DeviceFiles {
 
     /// Returns the files of disks that have no writer and whose pages may be shared, each with its disk's
     /// sharing mode.
-    pub fn images(&self, spec: &LaunchSpec) -> io::Result<Vec<(File, Share)>> {
+    pub fn images(&self, spec: &LaunchSpec) -> io::Result<Vec<(DiskImage, Share)>> {
         let mut images = Vec::new();
         for (launch, layers) in spec.disks.iter().zip(&self.disks) {
             if launch.pmem || launch.share == Share::Never {
@@ -135,7 +135,8 @@ impl DeviceFiles {
             }
             // Only the top layer is written.
             for (file, _) in layers.iter().skip(usize::from(!launch.read_only)) {
-                images.push((file.try_clone()?, launch.share));
+                let (file, disk) = (file.try_clone()?, launch.id.clone());
+                images.push((DiskImage { file, disk }, launch.share));
             }
         }
         Ok(images)
@@ -198,14 +199,14 @@ impl DeviceContext<'_> {
     ) -> io::Result<Block> {
         let store = disk::assemble_within(layers, launch.read_only, launch.scratch_limit)?;
         watch.watch(&launch.id, &*store)?;
-        let sharing = self.sharing(launch, &*store);
+        let origins = self.origins(launch, &*store);
         let block = Block::new(
             self.threads,
             &launch.id,
             store,
             launch.read_only,
             launch.queues,
-            sharing,
+            origins,
             launch.on_full,
         )?;
         if let Some(note) = block.note() {
@@ -214,7 +215,17 @@ impl DeviceContext<'_> {
         Ok(block)
     }
 
-    /// Returns the sharing of a disk, if its files and the VM's memory allow it.
+    /// Returns the use of the origins of a disk's reads, if its files and the VM's memory allow one.
+    fn origins(&self, launch: &DiskLaunch, store: &dyn Store) -> Option<ReadOrigins> {
+        if launch.share == Share::Never {
+            return None;
+        }
+        match self.kind.paging() {
+            Some(paging) => PageOrigins::new(paging, store).map(ReadOrigins::Paged),
+            None => self.sharing(launch, store).map(ReadOrigins::Shared),
+        }
+    }
+
     fn sharing(&self, launch: &DiskLaunch, store: &dyn Store) -> Option<DiskSharing> {
         let Sharing { mapper, pressure } = self.kind.sharing()?;
         let files = store.files();
@@ -223,7 +234,7 @@ impl DeviceContext<'_> {
             let file = files.get(index).filter(|_| bases.contains(&index))?;
             mapper.image_of(file)
         };
-        (launch.share != Share::Never).then(|| DiskSharing {
+        Some(DiskSharing {
             mapper: mapper.clone(),
             pressure: pressure.clone(),
             share: launch.share,

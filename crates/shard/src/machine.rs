@@ -27,7 +27,7 @@ use crate::kind::{BuiltKind, OpenedKind, OpenedPlain, PlainMemory, ServedKind, V
 use crate::launch::{LaunchSpec, Pages, Share};
 use crate::memory::GuestRam;
 use crate::memory::nodes::MemoryNodes;
-use crate::paging::Paging;
+use crate::paging::{DiskImage, Paging};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
@@ -115,7 +115,7 @@ impl Machine {
         mut files: BootFiles,
         layout: Layout,
         memory: GuestRam,
-        images: Vec<File>,
+        images: Vec<DiskImage>,
         kind: OpenedKind,
     ) -> Result<(Self, BuiltKind), MachineError> {
         let groups = kind.groups(&node_of_each(&spec.nodes, spec.vcpus));
@@ -132,7 +132,7 @@ impl Machine {
             VmKind::Plain(opened) => {
                 let (served, resume) = match opened {
                     OpenedPlain::BootPaged(files) => {
-                        (PlainMemory::Paged(Paging::open(&memory, files)?), None)
+                        (PlainMemory::Paged(Paging::open(&memory, files, images)?), None)
                     }
                     OpenedPlain::Boot => (Self::sharing(spec, &memory, images, &files)?, None),
                     OpenedPlain::Resume(resume) => {
@@ -237,12 +237,13 @@ impl Machine {
     fn sharing(
         spec: &LaunchSpec,
         memory: &GuestRam,
-        mut images: Vec<File>,
+        images: Vec<DiskImage>,
         boot: &BootFiles,
     ) -> io::Result<PlainMemory> {
         if matches!(spec.memory.pages, Pages::Huge2M | Pages::Huge1G) {
             return Ok(PlainMemory::Whole);
         }
+        let mut images: Vec<File> = images.into_iter().map(|image| image.file).collect();
         if spec.share_boot != Share::Never {
             images.push(boot.kernel.try_clone()?);
             images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);

@@ -7,7 +7,7 @@ use diskstore::image::{Image, ImageStore};
 use shard_api::launch::{Fd, Share};
 
 use super::files::readable;
-use super::launch::share;
+use super::launch::share_boot;
 use super::{OpenError, Opening};
 use crate::share_group::maps_pages;
 
@@ -61,7 +61,7 @@ impl Opening<'_> {
             Some(path) => Some(self.boot_file("initrd", &path, is_named)?),
             None => None,
         };
-        let mut share = share(self.spec, None);
+        let mut share = share_boot(self.spec);
         let is_mapped = self.maps(share);
         let mapped = [Some(kernel), initrd].into_iter().flatten();
         let mapped = mapped.map(|fd| &self.files.0[fd.0]);

@@ -11,16 +11,22 @@ pub(super) fn on_full(spec: OnFullSpec) -> OnFull {
     }
 }
 
-/// The sharing mode of a disk with the setting `own`. A VM whose memory is paged shares nothing.
+/// The sharing mode of a disk with the setting `own`. A VM whose memory is paged maps nothing: any mode but
+/// `never` lets pages leave memory that the disk's image has.
 pub(super) fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
-    if spec.resident.is_some() {
-        return Share::Never;
-    }
     match own.or(spec.share).unwrap_or_default() {
         ShareSpec::Adaptive => Share::Adaptive,
         ShareSpec::Deferred => Share::Deferred,
         ShareSpec::AtRead => Share::AtRead,
         ShareSpec::Never => Share::Never,
+    }
+}
+
+/// The sharing mode of the kernel and the initramfs, which a VM whose memory is paged does not map.
+pub(super) fn share_boot(spec: &VmSpec) -> Share {
+    match spec.resident {
+        Some(_) => Share::Never,
+        None => share(spec, None),
     }
 }
 
@@ -69,5 +75,27 @@ pub(super) fn sandbox(policy: SandboxSpec) -> SandboxLaunch {
             SandboxSpec::Off => SandboxPolicy::Off,
         },
         ..SandboxLaunch::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_of_a_paged_vm_keep_their_sharing_mode_and_its_kernel_is_a_copy() {
+        let spec = |more: &str| {
+            let text = format!("image = \"tiny\"\n{more}");
+            config::parse("web.toml", &text).unwrap()
+        };
+        let paged = spec("resident = \"64M\"");
+        assert_eq!(
+            (share(&paged, None), share_boot(&paged)),
+            (Share::Adaptive, Share::Never)
+        );
+        assert_eq!(share(&paged, Some(ShareSpec::Never)), Share::Never);
+        let apart = spec("resident = \"64M\"\nshare = \"never\"");
+        assert_eq!(share(&apart, None), Share::Never);
+        assert_eq!(share_boot(&spec("share = \"at-read\"")), Share::AtRead);
     }
 }

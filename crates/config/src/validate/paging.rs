@@ -63,7 +63,7 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
         let path: Vec<_> = path.iter().map(String::as_str).collect();
         return Err(fault(
             &path,
-            "a VM whose memory is paged shares no pages of images",
+            "a VM whose memory is paged maps no pages of images",
             "leave out `share` or `resident`, or use `share = \"never\"`",
         )
         .or_by_flag("leave out `--share` or `--resident`, or use `--share never`"));

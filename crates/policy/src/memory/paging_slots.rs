@@ -2,10 +2,12 @@
 //!
 //! A slot is immutable: it is written once after its allocation, and never again while something refers to
 //! it. It counts its references. So a page of a guest, a read in flight and a page of a virtual paging disk
-//! (Cellular Disco, section 5.3) can stand for the same bytes.
+//! (Cellular Disco, section 5.3) can stand for the same bytes. Slots of images ([`super::image_slots`]) have
+//! other numbers, exist always, and count nothing.
 
 use std::ops::Range;
 
+use super::image_slots::ImageSlots;
 use super::slot_bitmap::SlotBitmap;
 
 /// Greatest number of runs of free slots that an allocation compares. A guest with a paging disk decides
@@ -26,6 +28,7 @@ pub struct PagingSlots {
     used: SlotBitmap,
     capacity: u32,
     free: u32,
+    images: ImageSlots,
 }
 
 impl PagingSlots {
@@ -36,7 +39,18 @@ impl PagingSlots {
             used: SlotBitmap::new(capacity),
             capacity,
             free: capacity,
+            images: ImageSlots::default(),
         }
+    }
+
+    /// Adds the slots of images.
+    pub fn with_images(self, images: ImageSlots) -> Self {
+        Self { images, ..self }
+    }
+
+    /// Returns the slots of images.
+    pub fn images(&self) -> &ImageSlots {
+        &self.images
     }
 
     /// Returns the number of slots.
@@ -98,6 +112,7 @@ impl PagingSlots {
 
     fn add(&mut self, slot: u32, most: u16) -> bool {
         match self.counts.get_mut(slot as usize) {
+            None => self.images.place(slot).is_some(),
             Some(count) if (1..most).contains(count) => {
                 *count += 1;
                 true
@@ -111,6 +126,9 @@ impl PagingSlots {
     /// # Panics
     /// If the slot has no reference: its page could be overwritten while another page refers to it.
     pub fn release(&mut self, slot: u32) -> bool {
+        if slot >= self.capacity && self.images.place(slot).is_some() {
+            return false;
+        }
         let count = &mut self.counts[slot as usize];
         assert!(*count > 0, "slot {slot} is released once too often");
         *count -= 1;
@@ -201,6 +219,22 @@ mod tests {
             "the count does not wrap"
         );
         assert!(!slots.share_for_read(slot + 1), "a free slot has nothing to read");
+    }
+
+    #[test]
+    fn slot_of_an_image_has_any_number_of_references_and_is_never_free() {
+        let mut slots = PagingSlots::new(4).with_images(ImageSlots::new(4, [2]));
+        assert_eq!(slots.allocate(9), Some(0..4), "none of an image");
+        for slot in [5, 6] {
+            for _ in 0..u32::from(u16::MAX) * 2 {
+                assert!(slots.share(slot) && slots.share_for_read(slot));
+            }
+            assert!(!slots.release(slot));
+            assert_eq!((slots.free(), slots.references(slot)), (0, 0));
+        }
+        for slot in [4, 7] {
+            assert!(!slots.share(slot), "no slot");
+        }
     }
 
     #[test]

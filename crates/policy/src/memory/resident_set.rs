@@ -26,12 +26,15 @@
 //!
 //! A page that was read back keeps the reference to its slot, its *former slot*, until it is written to
 //! another one or [`ResidentSet::release_former`] is called. The page may have changed since: the caller
-//! compares both when the page leaves memory, and writes it only if they differ.
+//! compares both when the page leaves memory, and writes it only if they differ. A page that a disk has filled
+//! from an image has that image's slot ([`super::image_slots`]) as its former one.
 //!
 //! The set takes 13 bytes of memory for each page, is deterministic, and every operation but the scan for a
 //! read-ahead and [`ResidentSet::stop_keeping_slots`] takes constant time for each page that it returns.
 
 use super::read_ahead::ReadAhead;
+
+pub use super::page_state::{Cached, Content, Counts, PageState, ReadDone, Touch};
 
 /// Least limit that a VM's user may set, pages: 16 MiB. The resident size of small VMs in Cellular Disco's
 /// measurements is 10 to 15 MB (section 5.2).
@@ -54,116 +57,6 @@ const TRIM_SLACK_PAGES: u32 = 32;
 
 /// End of a list.
 const NONE: u32 = u32::MAX;
-
-/// State of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum PageState {
-    /// Not in memory, and no slot: its content is zero. All pages begin so.
-    Zero,
-    /// In memory and mapped, in the FIFO.
-    Resident,
-    /// In memory, unmapped, in the second-chance list.
-    SecondChance,
-    /// In memory, unmapped, while its content is copied to a slot.
-    Writing,
-    /// In a slot only.
-    PagedOut,
-    /// In a slot, which is being read to be mapped.
-    Reading,
-    /// In a slot, which is being read ahead.
-    ReadingAhead,
-    /// In memory, unmapped, and in a slot with the same content: it was read ahead, and not touched since.
-    ReadAhead,
-}
-
-impl PageState {
-    const ALL: [Self; 8] = [
-        Self::Zero,
-        Self::Resident,
-        Self::SecondChance,
-        Self::Writing,
-        Self::PagedOut,
-        Self::Reading,
-        Self::ReadingAhead,
-        Self::ReadAhead,
-    ];
-}
-
-/// Reason why a touched page is in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cached {
-    /// It had its second chance.
-    SecondChance,
-    /// It was read ahead.
-    ReadAhead,
-    /// The kernel unmapped it, or another thread has mapped it meanwhile.
-    Resident,
-}
-
-/// Step that makes a touched page accessible.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Touch {
-    /// A page of zeroes has to be mapped.
-    MapZero,
-    /// The page is in memory and has to be mapped.
-    MapCached(Cached),
-    /// The slot has to be read, then [`ResidentSet::read_done`] called.
-    Read {
-        /// Slot of the page.
-        slot: u32,
-    },
-    /// The page is being read by another thread, which maps it.
-    Wait,
-}
-
-/// Step that a page needs whose slot was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadDone {
-    /// The page is resident now, and has to be mapped.
-    Map,
-    /// The page was read ahead: it has to be put into memory, unmapped. No thread waits for it.
-    Keep,
-    /// The page was released or replaced meanwhile. Threads that wait for it have to touch it again.
-    Drop,
-}
-
-/// Content of a page that leaves memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// Zeroes.
-    Zero,
-    /// That of a new slot.
-    Slot(u32),
-    /// That of this slot, which was its former slot when both were compared.
-    Unchanged(u32),
-}
-
-/// Numbers of pages by state, and the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Pages in the FIFO.
-    pub resident: u32,
-    /// Pages in the second-chance list.
-    pub second_chance: u32,
-    /// Pages that are being written.
-    pub writing: u32,
-    /// Pages that are being read.
-    pub reading: u32,
-    /// Pages in memory that were read ahead, and not touched since.
-    pub read_ahead: u32,
-    /// Pages in slots only.
-    pub paged_out: u32,
-    /// Greatest number of pages in memory.
-    pub limit: u32,
-}
-
-impl Counts {
-    /// Returns the number of pages in memory, or on their way into it.
-    pub fn in_memory(&self) -> u32 {
-        self.resident + self.second_chance + self.writing + self.reading + self.read_ahead
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct List {
@@ -200,6 +93,10 @@ pub struct ResidentSet {
     writing: u32,
     reading: u32,
     paged_out: u32,
+    /// Pages among them that an image has.
+    in_images: u32,
+    /// The first slot of an image.
+    image_slots: u32,
     limit: u32,
 }
 
@@ -220,8 +117,15 @@ impl ResidentSet {
             writing: 0,
             reading: 0,
             paged_out: 0,
+            in_images: 0,
+            image_slots: u32::MAX,
             limit: limit.max(1),
         }
+    }
+
+    /// Has slots from `first` on be those of images.
+    pub fn set_image_slots(&mut self, first: u32) {
+        self.image_slots = first;
     }
 
     /// Returns the number of pages.
@@ -238,6 +142,7 @@ impl ResidentSet {
             reading: self.reading,
             read_ahead: self.unused.pages,
             paged_out: self.paged_out,
+            in_images: self.in_images,
             limit: self.limit,
         }
     }
@@ -284,15 +189,36 @@ impl ResidentSet {
         self.keeps_slots
     }
 
-    /// Has pages keep no slots from now on: the paging file needs them. Returns those that pages in memory
-    /// had, in time linear in the number of all pages; pages that were not mapped since keep theirs.
+    /// Has pages keep no slots of the paging file from now on, which needs them. Returns those that pages in
+    /// memory had, in time linear in the number of all pages; pages that were not mapped since keep theirs.
     pub fn stop_keeping_slots(&mut self) -> Vec<u32> {
         if !std::mem::take(&mut self.keeps_slots) {
             return Vec::new();
         }
         (0..self.pages())
-            .filter_map(|page| self.release_former(page))
+            .filter_map(|page| self.mapped(page, false))
             .collect()
+    }
+
+    /// Drops the former slot of a page that is about to be mapped, unless the page keeps it: not if it is
+    /// written to. Returns the slot.
+    pub fn mapped(&mut self, page: u32, is_write: bool) -> Option<u32> {
+        let is_kept = self.keeps_slots || self.slot(page).is_none_or(|slot| self.is_image_slot(slot));
+        match is_write || !is_kept {
+            true => self.release_former(page),
+            false => None,
+        }
+    }
+
+    /// Records that a page was filled from a slot of an image, which becomes its former slot. Returns the one
+    /// that it had before. A page that has left memory since, or is leaving it, stays as it is.
+    pub fn set_origin(&mut self, page: u32, slot: u32) -> Option<u32> {
+        if !matches!(self.state(page), PageState::Resident | PageState::SecondChance) {
+            return None;
+        }
+        let before = self.take_slot(page);
+        self.slots[page as usize] = slot + 1;
+        before
     }
 
     /// Drops the reference of a page in memory to its former slot, which it returns: the page is about to
@@ -514,7 +440,7 @@ impl ResidentSet {
             PageState::Zero => return None,
             PageState::Resident | PageState::SecondChance | PageState::ReadAhead => self.unlink(page),
             PageState::Writing => self.writing -= 1,
-            PageState::PagedOut => self.paged_out -= 1,
+            PageState::PagedOut => self.leave_paged_out(page),
             PageState::Reading | PageState::ReadingAhead => self.reading -= 1,
         }
         self.states[page as usize] = PageState::Zero as u8;
@@ -540,16 +466,31 @@ impl ResidentSet {
         (self.limit / SECOND_CHANCE_DIVISOR).max(WRITE_CLUSTER_PAGES.min(self.limit / 2))
     }
 
+    fn is_image_slot(&self, slot: u32) -> bool {
+        slot >= self.image_slots
+    }
+
+    fn is_in_image(&self, page: u32) -> bool {
+        self.slot(page).is_some_and(|slot| self.is_image_slot(slot))
+    }
+
     fn begin_read(&mut self, page: u32, state: PageState) {
-        self.paged_out -= 1;
+        self.leave_paged_out(page);
         self.reading += 1;
         self.states[page as usize] = state as u8;
     }
 
+    /// Counts a page, whose slot is set, as paged out.
     fn page_out(&mut self, page: u32) {
         self.paged_out += 1;
+        self.in_images += u32::from(self.is_in_image(page));
         self.states[page as usize] = PageState::PagedOut as u8;
         self.before[page as usize] = NONE;
+    }
+
+    fn leave_paged_out(&mut self, page: u32) {
+        self.paged_out -= 1;
+        self.in_images -= u32::from(self.is_in_image(page));
     }
 
     fn take_slot(&mut self, page: u32) -> Option<u32> {

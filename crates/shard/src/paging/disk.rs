@@ -269,8 +269,12 @@ impl Paging {
                     counters.disk.puts.zero += 1;
                     return Ok(Move::Done);
                 }
-                // A page that was read back may have the content of its former slot still.
-                let former = match set.slot(page) {
+                // A page that was read back may have the content of its former slot still. One of an image
+                // is not compared: that may take I/O, for which the lock is not held.
+                let former = set
+                    .slot(page)
+                    .filter(|slot| slots.images().place(*slot).is_none());
+                let former = match former {
                     Some(slot) if self.store.is_content(slot, &seals.get(slot), buffer, scratch)? => {
                         Some(slot)
                     }

@@ -156,10 +156,14 @@ impl Paging {
         let State {
             set, slots, counters, ..
         } = &mut *state;
+        let counter = match slots.images().place(read.slot) {
+            Some(_) => &mut counters.image_reads,
+            None => &mut counters.read_pages,
+        };
         for ((&page, slot), bytes) in read.pages.iter().zip(read.slot..).zip(&*buffer) {
             let at = self.memory.address(page).unwrap_or_default();
             let done = set.read_done(page, slot);
-            counters.read_pages += u64::from(done != ReadDone::Drop);
+            *counter += u64::from(done != ReadDone::Drop);
             let mapped = match done {
                 ReadDone::Map => {
                     release_former(set, slots, page, read.is_write && page == read.pages[0]);
@@ -180,11 +184,9 @@ impl Paging {
     }
 }
 
-/// Frees the former slot of a page that is about to be mapped, if it is written to, or if pages keep none.
+/// Frees the former slot of a page that is about to be mapped, unless the page keeps it.
 fn release_former(set: &mut ResidentSet, slots: &mut PagingSlots, page: u32, is_write: bool) {
-    if (is_write || !set.keeps_slots())
-        && let Some(slot) = set.release_former(page)
-    {
+    if let Some(slot) = set.mapped(page, is_write) {
         slots.release(slot);
     }
 }

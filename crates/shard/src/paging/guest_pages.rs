@@ -88,6 +88,13 @@ impl GuestPages {
         })
     }
 
+    /// Returns the page at an address, and the number of pages of its region from there on.
+    pub fn pages_from(&self, address: u64) -> Option<(u64, u64)> {
+        let page = self.page_at(usize::try_from(address).ok()?)?;
+        let region = self.regions.iter().find(|region| region.pages.contains(&page))?;
+        Some((page.into(), u64::from(region.pages.end - page)))
+    }
+
     /// Returns the address of a page.
     pub fn address(&self, page: u32) -> Option<usize> {
         let region = self.regions.iter().find(|region| region.pages.contains(&page))?;

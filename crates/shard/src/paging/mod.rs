@@ -25,7 +25,8 @@
 //! 4. A thread that holds the lock accesses no guest memory. The threads of this module access none at all:
 //!    they use the memory's file. So no thread that answers faults waits for a fault.
 //!
-//! [`disk`] is a disk of the guest whose pages are slots of the paging file.
+//! [`disk`] is a disk of the guest whose pages are slots of the paging file. [`origins`] records which pages
+//! other disks have filled from images, so that these leave memory without a write.
 //!
 //! A page that can't be read back ends the VM ([`Paging::is_whole`]); a page that can't be written stays in
 //! memory.
@@ -35,6 +36,8 @@ mod cursor;
 mod disk;
 mod faults;
 mod guest_pages;
+mod images;
+mod origins;
 #[cfg(test)]
 pub(crate) mod rig;
 mod store;
@@ -67,6 +70,9 @@ pub use cursor::{SegmentCursor, SegmentPosition};
 use disk::DiskCounters;
 pub use disk::PagingDiskIo;
 use guest_pages::GuestPages;
+pub use images::DiskImage;
+use images::Images;
+pub use origins::PageOrigins;
 use page::PAGE_BYTES;
 use store::PageStore;
 pub use syscalls::SYSCALLS;
@@ -145,6 +151,10 @@ struct Counters {
     zero_pages: u64,
     /// Pages that left memory without a write, as their slots have the same content.
     unchanged_pages: u64,
+    /// Pages that left memory without a write, as an image has the same content.
+    image_pages: u64,
+    /// Pages that were read from images.
+    image_reads: u64,
     /// Clusters that could not be written, as I/O into guest memory was always in flight.
     deferred: u64,
     /// Clusters that the paging file did not take.
@@ -215,11 +225,15 @@ struct Running {
 
 impl Paging {
     /// Prepares paging. Called before the sandbox closes, and before the memory is used: its pages stay small
-    /// from then on.
+    /// from then on. Pages of `images` stand for pages that disks fill from them.
     ///
     /// # Errors
     /// If the host can't page.
-    pub fn open(memory: &GuestRam, files: PagingFiles) -> Result<Arc<Self>, PagingError> {
+    pub fn open(
+        memory: &GuestRam,
+        files: PagingFiles,
+        images: Vec<DiskImage>,
+    ) -> Result<Arc<Self>, PagingError> {
         let PagingFiles {
             file,
             name,
@@ -238,7 +252,7 @@ impl Paging {
             return Err(wrong(io::ErrorKind::FileTooLarge.into()));
         };
         let slots = store::capacity(&file, wanted).map_err(wrong)?;
-        let store = PageStore::new(Box::new(file), name.clone())?;
+        let store = PageStore::new(Box::new(file), name.clone())?.with_images(Images::new(slots, images)?);
         let device = userfaultfd.as_ref().map(AsFd::as_fd);
         let userfault = Userfault::open(FaultDelivery::Reader, device)?;
         Self::with(
@@ -262,10 +276,12 @@ impl Paging {
         if !userfault.kernel_waits {
             return Err(PagingError::KernelFails);
         }
+        let mut set = ResidentSet::new(memory.end(), pages_of(sizes.resident_bytes));
+        set.set_image_slots(sizes.slots);
         Ok(Arc::new(Self {
             state: Mutex::new(State {
-                set: ResidentSet::new(memory.end(), pages_of(sizes.resident_bytes)),
-                slots: PagingSlots::new(sizes.slots),
+                set,
+                slots: PagingSlots::new(sizes.slots).with_images(store.images().slots().clone()),
                 seals: SealTable::new(sizes.slots),
                 disk: PagingDisk::new(sizes.disk),
                 counters: Counters::default(),
@@ -373,6 +389,8 @@ impl Paging {
             written_pages,
             zero_pages,
             unchanged_pages,
+            image_pages,
+            image_reads,
             deferred,
             refused,
             disk,
@@ -393,6 +411,11 @@ impl Paging {
             "written_bytes": written_pages * PAGE_BYTES,
             "zero_bytes": zero_pages * PAGE_BYTES,
             "unchanged_bytes": unchanged_pages * PAGE_BYTES,
+            "images": {
+                "paged_out_bytes": bytes(counts.in_images),
+                "left_bytes": image_pages * PAGE_BYTES,
+                "read_bytes": image_reads * PAGE_BYTES,
+            },
             "read_ahead": {
                 "window_pages": ahead.window(),
                 "pages": ahead.read_pages(),

@@ -75,6 +75,11 @@ pub(crate) fn rig(mib: u64, slots: u32) -> Rig {
 
 /// The same with a paging disk of `disk` pages.
 pub(crate) fn rig_with_disk(mib: u64, slots: u32, disk: u32) -> Rig {
+    rig_with_images(mib, slots, disk, Vec::new())
+}
+
+/// The same with images.
+pub(crate) fn rig_with_images(mib: u64, slots: u32, disk: u32, images: Vec<DiskImage>) -> Rig {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let memfd = nix::sys::memfd::memfd_create(c"test", flags).unwrap();
     let memfd = File::from(memfd);
@@ -88,6 +93,7 @@ pub(crate) fn rig_with_disk(mib: u64, slots: u32, disk: u32) -> Rig {
         faults: faults.clone(),
     };
     let store = PageStore::new(Box::new(storage), "/x/paging".to_owned()).unwrap();
+    let store = store.with_images(Images::new(slots, images).unwrap());
     let userfault = Userfault::open(FaultDelivery::Reader, None).unwrap();
     let pages = GuestPages::new(&memory).unwrap();
     let sizes = Sizes {

@@ -1,4 +1,4 @@
-//! The paging file: encrypted pages in slots.
+//! The slots of a VM: encrypted pages in the paging file, and pages of images.
 
 use std::fs::File;
 use std::io;
@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use dsm::PAGE_LEN;
 
 use super::cipher::{PageCipher, Seal};
+use super::images::Images;
 
 /// Buffer of pages at an address that direct I/O takes.
 pub struct PageBuffer {
@@ -62,23 +63,24 @@ impl Storage for File {
 
 /// Reason why pages can't be read back: the VM cannot go on.
 #[derive(Debug, thiserror::Error)]
-#[error("the paging file {name} cannot be read at byte {offset}: {reason}")]
+#[error("{file} cannot be read at byte {offset}: {reason}")]
 pub struct ReadFailure {
-    name: String,
+    file: String,
     offset: u64,
     reason: String,
 }
 
-/// Paging file of one VM.
+/// Slots of one VM: those of its paging file, and those of images.
 pub struct PageStore {
     storage: Box<dyn Storage>,
     cipher: PageCipher,
     /// Name of the file, for messages.
     name: String,
+    images: Images,
 }
 
 impl PageStore {
-    /// Creates a store that encrypts by a new key.
+    /// Creates a store without images that encrypts by a new key.
     ///
     /// # Errors
     /// As [`PageCipher::new`].
@@ -87,7 +89,18 @@ impl PageStore {
             storage,
             cipher: PageCipher::new()?,
             name,
+            images: Images::default(),
         })
+    }
+
+    /// Adds images.
+    pub fn with_images(self, images: Images) -> Self {
+        Self { images, ..self }
+    }
+
+    /// Returns the images.
+    pub fn images(&self) -> &Images {
+        &self.images
     }
 
     /// Returns the name of the file.
@@ -119,8 +132,8 @@ impl PageStore {
         Ok(seals)
     }
 
-    /// Returns whether a page has the content of a slot, without a read: by its seal. The bytes of `scratch`
-    /// are undefined afterwards.
+    /// Returns whether a page has the content of a slot: by its seal, without a read, or by the bytes of the
+    /// image. A page of an image that can't be read differs. The bytes of `scratch` are undefined afterwards.
     ///
     /// # Errors
     /// Never with a page.
@@ -131,37 +144,57 @@ impl PageStore {
         page: &[u8; PAGE_LEN],
         scratch: &mut [u8; PAGE_LEN],
     ) -> io::Result<bool> {
+        if let Some((image, offset)) = self.images.place(slot) {
+            let read = read_all(scratch, offset, |bytes, at| image.read_at(bytes, at));
+            return Ok(read.is_ok() && scratch == page);
+        }
         self.cipher.is_sealed(slot, seal, page, scratch)
     }
 
     /// Reads the pages of the slots from `first` on, and decrypts them. There are as many `pages` as `seals`.
+    /// All slots are of the paging file, or of one image.
     ///
     /// # Errors
     /// If a byte is wrong or missing, or the host can't read it.
     pub fn read(&self, first: u32, seals: &[Seal], pages: &mut [[u8; PAGE_LEN]]) -> Result<(), ReadFailure> {
-        let failed = |offset: u64, reason: String| ReadFailure {
-            name: self.name.clone(),
-            offset,
-            reason,
-        };
-        let (mut bytes, mut offset) = (&mut *pages.as_flattened_mut(), offset_of(first));
-        while !bytes.is_empty() {
-            match self.storage.read_at(bytes, offset) {
-                Ok(0) => return Err(failed(offset, "the file ends there".to_owned())),
-                Ok(read) => {
-                    bytes = bytes.get_mut(read..).unwrap_or_default();
-                    offset += read as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(offset, error.to_string())),
+        let failed = |file: String| move |(offset, reason)| ReadFailure { file, offset, reason };
+        if let Some((image, offset)) = self.images.place(first) {
+            let read = read_all(pages.as_flattened_mut(), offset, |bytes, at| {
+                image.read_at(bytes, at)
+            });
+            return read.map_err(failed(image.to_string()));
+        }
+        let failed = failed(format!("the paging file {}", self.name));
+        let read = |bytes: &mut [u8], at| self.storage.read_at(bytes, at);
+        let opened = read_all(pages.as_flattened_mut(), offset_of(first), read).and_then(|()| {
+            for ((slot, seal), page) in (first..).zip(seals).zip(pages) {
+                let opened = self.cipher.open(slot, seal, page);
+                opened.map_err(|error| (offset_of(slot), error.to_string()))?;
             }
-        }
-        for ((slot, seal), page) in (first..).zip(seals).zip(pages) {
-            let opened = self.cipher.open(slot, seal, page);
-            opened.map_err(|error| failed(offset_of(slot), error.to_string()))?;
-        }
-        Ok(())
+            Ok(())
+        });
+        opened.map_err(failed)
     }
+}
+
+/// Fills `bytes` from `offset` on. Returns the byte that can't be read otherwise, and the reason.
+fn read_all(
+    mut bytes: &mut [u8],
+    mut offset: u64,
+    read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+) -> Result<(), (u64, String)> {
+    while !bytes.is_empty() {
+        match read_at(bytes, offset) {
+            Ok(0) => return Err((offset, "the file ends there".to_owned())),
+            Ok(read) => {
+                bytes = bytes.get_mut(read..).unwrap_or_default();
+                offset += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err((offset, error.to_string())),
+        }
+    }
+    Ok(())
 }
 
 /// Returns the number of slots that a file may have: as many as `wanted`, or as a block device has.

@@ -189,6 +189,9 @@ impl Paging {
             let is_gone = set.written(page, content);
             match content {
                 Content::Zero => counters.zero_pages += u64::from(is_gone),
+                Content::Unchanged(slot) if slots.images().place(slot).is_some() => {
+                    counters.image_pages += u64::from(is_gone);
+                }
                 Content::Unchanged(_) => counters.unchanged_pages += u64::from(is_gone),
                 Content::Slot(slot) if !is_gone => drop(slots.release(slot)),
                 Content::Slot(_) => {}

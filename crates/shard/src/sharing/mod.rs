@@ -40,6 +40,7 @@ pub use mapper::Mapper;
 pub use metrics::Metrics;
 pub use pages::PAGE_BYTES;
 pub use pressure_monitor::PressureMonitor;
+pub(crate) use read_parts::{ReadPart, Source, cut};
 pub use shard_api::saved::{FrozenMap, ImageName};
 pub use syscalls::SYSCALLS;
 

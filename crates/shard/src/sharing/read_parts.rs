@@ -8,7 +8,7 @@ use super::pages::PAGE_BYTES;
 
 /// Place of the front of a range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// `bytes` bytes from `offset` of the file of an image without a writer.
     Image { image: ImageId, offset: u64, bytes: u64 },
     /// `bytes` bytes of another file.
@@ -17,7 +17,7 @@ pub(super) enum Source {
 
 /// A part of a read. Offsets are from the start of the read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadPart {
+pub(crate) enum ReadPart {
     /// The guest pages from `page` on can map `run`.
     Share { start: u64, page: u64, run: Run },
     /// These bytes must be copied.
@@ -28,7 +28,7 @@ pub(super) enum ReadPart {
 ///
 /// `source` returns the front of a range of the disk. `page_at` returns the guest page at an address and the
 /// number of pages of RAM from there on.
-pub(super) fn cut(
+pub(crate) fn cut(
     pieces: impl Iterator<Item = (u64, u64)>,
     offset: u64,
     mut source: impl FnMut(u64, u64) -> Source,

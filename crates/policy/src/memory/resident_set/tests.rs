@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::memory::image_slots::ImageSlots;
 use crate::memory::paging_slots::PagingSlots;
 
 const LIMIT: u32 = LIMIT_MIN_PAGES;
@@ -320,6 +321,38 @@ fn slots_that_pages_in_memory_have_kept_are_freed_once_and_none_is_kept_afterwar
 }
 
 #[test]
+fn page_of_an_image_leaves_without_a_slot_and_keeps_its_origin_when_the_file_is_full() {
+    let mut set = touched(LIMIT + 1);
+    set.set_image_slots(1000);
+    for page in 0..4 {
+        assert_eq!(set.set_origin(page, 1001 + page), None);
+    }
+    assert_eq!(set.set_origin(3, 1009), Some(1004), "it was filled again");
+    assert_eq!(set.mapped(0, false), None);
+    assert_eq!(set.mapped(3, true), Some(1009), "it is written to");
+    set.set_origin(3, 7);
+    assert_eq!(set.stop_keeping_slots(), [7], "an image's slots take no room");
+    assert_eq!((set.mapped(0, false), set.slot(0)), (None, Some(1001)));
+    trimmed(&mut set);
+    assert_eq!(taken(&mut set, 4), [0, 1, 2, 3]);
+    assert_eq!(set.set_origin(3, 1005), None);
+    assert_eq!(set.slot(3), None, "its copy may be compared already");
+    for page in 0..3 {
+        assert!(set.written(page, Content::Unchanged(1001 + page)));
+    }
+    assert!(set.written(3, Content::Slot(5)));
+    assert_eq!((set.counts().paged_out, set.counts().in_images), (4, 3));
+    assert_eq!(set.set_origin(3, 1005), None);
+    assert_eq!(set.slot(3), Some(5), "its slot is its only place");
+    assert_eq!(set.touch(1), Touch::Read { slot: 1002 });
+    assert_eq!(ahead(&mut set, 1, 1002), [2], "neighbours come from images too");
+    assert_eq!(set.counts().in_images, 1);
+    assert_eq!(set.read_done(1, 1002), ReadDone::Map);
+    assert_eq!(set.release(0), Some(1001));
+    assert_eq!(set.counts().in_images, 0);
+}
+
+#[test]
 #[should_panic(expected = "leaves its former slot")]
 fn loss_of_a_former_slot_is_a_bug() {
     let mut set = ResidentSet::new(LIMIT, 1);
@@ -379,13 +412,15 @@ proptest! {
     /// slot leaks.
     #[test]
     fn no_page_is_lost_whatever_the_order_of_steps(
-        steps in prop::collection::vec((0_u8..11, any::<u16>()), 1..300),
+        steps in prop::collection::vec((0_u8..13, any::<u16>()), 1..300),
     ) {
         let (pages, limit) = (400, 128);
         let mut set = ResidentSet::new(pages, limit);
-        let mut slots = PagingSlots::new(150);
+        let mut slots = PagingSlots::new(150).with_images(ImageSlots::new(150, [100]));
+        set.set_image_slots(150);
         let mut cached = BTreeMap::<u32, u64>::new();
-        let mut stored = BTreeMap::<u32, u64>::new();
+        let of_image = |page: u64| (slots.images().slot(0, page).unwrap(), 1 << 40 | page);
+        let mut stored: BTreeMap<u32, u64> = (0..100).map(of_image).collect();
         let mut wrote = BTreeMap::<u32, u64>::new();
         let mut writing = Vec::<(u32, u64, Content)>::new();
         let mut reading = Vec::<(u32, u32, u64)>::new();
@@ -494,6 +529,17 @@ proptest! {
                 }
                 8 => set.set_limit(u32::from(number) % (2 * limit)),
                 9 => set.link(page, u32::from(number) % 399),
+                // A disk fills a page in memory from the image. The origin that is recorded may be wrong.
+                10..=11 => {
+                    let origin = slots.images().slot(0, page.into()).unwrap();
+                    if let Touch::MapZero | Touch::MapCached(_) = set.touch(page) {
+                        cached.insert(page, stored[&origin]);
+                        wrote.insert(page, stored[&origin]);
+                    }
+                    if let Some(slot) = set.set_origin(page + u32::from(number % 5 == 0), origin) {
+                        slots.release(slot);
+                    }
+                }
                 _ => if number % 16 == 0 {
                     for slot in set.stop_keeping_slots() {
                         slots.release(slot);
@@ -510,7 +556,10 @@ proptest! {
                     PageState::Resident => by_state.resident += 1,
                     PageState::SecondChance => by_state.second_chance += 1,
                     PageState::Writing => by_state.writing += 1,
-                    PageState::PagedOut => by_state.paged_out += 1,
+                    PageState::PagedOut => {
+                        by_state.paged_out += 1;
+                        by_state.in_images += u32::from(set.slot(page) > Some(150));
+                    }
                     PageState::Reading | PageState::ReadingAhead => by_state.reading += 1,
                     PageState::ReadAhead => by_state.read_ahead += 1,
                 }

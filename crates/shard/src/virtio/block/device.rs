@@ -10,7 +10,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::handler::{BlockHandler, QUEUE_SIZE};
+use super::handler::{BlockHandler, QUEUE_SIZE, ReadOrigins};
 use super::metrics::Metrics;
 use super::paging_disk::PagingDiskHandler;
 use super::request::{Disk, RANGE_SECTORS_MAX};
@@ -18,7 +18,6 @@ use super::waiting::WaitingRequests;
 use crate::launch::OnFull;
 use crate::paging::PagingDiskIo;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::sharing::DiskSharing;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
@@ -46,7 +45,7 @@ impl Block {
     /// created here.
     ///
     /// `id` is the serial that the guest reads (its first 20 bytes). `queues` is limited to 1 to 64.
-    /// `sharing` is the page sharing of reads; none copies all. `on_full` is the policy for a write that
+    /// `origins` is the use of the origins of reads, if there is one. `on_full` is the policy for a write that
     /// finds no room.
     pub fn new(
         threads: &Threads,
@@ -54,7 +53,7 @@ impl Block {
         store: Arc<dyn Store>,
         read_only: bool,
         queues: u16,
-        sharing: Option<DiskSharing>,
+        origins: Option<ReadOrigins>,
         on_full: OnFull,
     ) -> io::Result<Self> {
         let queues = queues.clamp(1, QUEUES_MAX);
@@ -79,7 +78,7 @@ impl Block {
                 OnFull::Pause => Some(WaitingRequests::new(metrics.clone())?),
             };
             let quiescer = threads.quiescer().clone();
-            let handler = BlockHandler::new(io, disk, metrics.clone(), quiescer, sharing.clone(), waiting);
+            let handler = BlockHandler::new(io, disk, metrics.clone(), quiescer, origins.clone(), waiting);
             let thread = format!("blk-{id:.8}-{index}");
             workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
         }

@@ -16,6 +16,7 @@ use super::metrics::{Metrics, add};
 use super::request::{Action, Disk, Parser, Request};
 use super::waiting::{Waiting, WaitingRequests};
 use crate::memory::GuestRam;
+use crate::paging::PageOrigins;
 use crate::quiescer::Quiescer;
 use crate::sharing::DiskSharing;
 use crate::virtio::worker::{Event, Handler, Sources};
@@ -36,14 +37,23 @@ pub(super) struct BlockHandler {
     disk: Disk,
     metrics: Arc<Metrics>,
     quiescer: Arc<Quiescer>,
-    /// Page sharing of this disk with other VMs, if it can share.
-    sharing: Option<DiskSharing>,
+    /// Use of the origins of reads, if there is one.
+    origins: Option<ReadOrigins>,
     /// Number of I/Os in flight that the quiescer has recorded.
     counted: usize,
     parser: Parser,
     /// Requests that wait for room, if the disk's policy is to pause.
     waiting: Option<WaitingRequests>,
     active: Option<Active>,
+}
+
+/// Use of the places in images from which a disk's reads come.
+#[derive(Clone)]
+pub enum ReadOrigins {
+    /// Pages are mapped from there.
+    Shared(DiskSharing),
+    /// Pages may leave memory as long as they have the image's content.
+    Paged(PageOrigins),
 }
 
 /// State between an activation and a reset.
@@ -79,7 +89,7 @@ impl BlockHandler {
         disk: Disk,
         metrics: Arc<Metrics>,
         quiescer: Arc<Quiescer>,
-        sharing: Option<DiskSharing>,
+        origins: Option<ReadOrigins>,
         waiting: Option<WaitingRequests>,
     ) -> Self {
         Self {
@@ -87,7 +97,7 @@ impl BlockHandler {
             disk,
             metrics,
             quiescer,
-            sharing,
+            origins,
             counted: 0,
             parser: Parser::default(),
             waiting,
@@ -265,14 +275,20 @@ impl BlockHandler {
 
     /// Starts an operation: a read that can be mapped is mapped.
     fn submit(&mut self, operation: Operation, token: u64) -> Submission {
-        if let (Operation::Read { offset, into }, Some(sharing)) = (&operation, &self.sharing) {
-            let store = &**self.io.store();
-            if let Some(result) = sharing.read(store, *offset, into) {
-                return Submission::Done(result);
+        let (Operation::Read { offset, into }, Some(origins)) = (&operation, &mut self.origins) else {
+            return self.io.submit(operation, token);
+        };
+        let store = &**self.io.store();
+        match origins {
+            ReadOrigins::Shared(sharing) => {
+                if let Some(result) = sharing.read(store, *offset, into) {
+                    return Submission::Done(result);
+                }
+                if let Err(error) = sharing.before_copy(store, *offset, into) {
+                    return Submission::Done(Err(error));
+                }
             }
-            if let Err(error) = sharing.before_copy(store, *offset, into) {
-                return Submission::Done(Err(error));
-            }
+            ReadOrigins::Paged(origins) => origins.begin(token as usize, store, *offset, into),
         }
         self.io.submit(operation, token)
     }
@@ -296,6 +312,9 @@ impl BlockHandler {
             request.flush_after = false;
             let submission = self.io.submit(Operation::Flush, token as u64);
             return self.submitted(token, request, submission);
+        }
+        if let Some(ReadOrigins::Paged(origins)) = &mut self.origins {
+            origins.end(token, result.is_ok());
         }
         let Some(active) = &mut self.active else {
             return Ok(());
@@ -424,6 +443,9 @@ impl Handler for BlockHandler {
         }
         self.io.drain();
         self.report_in_flight();
+        if let Some(ReadOrigins::Paged(origins)) = &mut self.origins {
+            origins.clear();
+        }
         self.active = None;
     }
 }

@@ -30,6 +30,7 @@ mod tests;
 pub use device::Block;
 #[cfg(fuzzing)]
 pub(crate) use device::bare;
+pub use handler::ReadOrigins;
 pub use metrics::{Metrics, Snapshot};
 pub use syscalls::SYSCALLS;
 pub use waiting::FullDisks;

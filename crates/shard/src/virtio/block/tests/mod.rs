@@ -3,5 +3,6 @@
 mod driver;
 mod full;
 mod hostile;
+mod images;
 mod paging_disk;
 mod requests;
