@@ -152,7 +152,8 @@ fn memory_beyond_the_resident_limit_is_paged_out_and_comes_back_whole() {
     vm.kill();
 }
 
-/// Two VMs read a disk that is larger than the memory that each may have, and change a part of what they read.
+/// Two VMs read a disk that is larger than the memory that each may have, and change a part of what they
+/// read.
 #[test]
 fn pages_that_guests_read_from_an_image_leave_memory_without_a_write() {
     const DISK_BYTES: u64 = 64 * MIB;

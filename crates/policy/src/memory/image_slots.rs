@@ -1,9 +1,9 @@
 //! Slots that are pages of images.
 //!
-//! A page of a guest that a disk has filled from an image needs no place in the paging file: the image has it,
-//! and is never written. Such a page of an image is a slot as well, with a number above those of the paging
-//! file. Pages that lie side by side in an image have successive numbers, so a read brings neighbours as from
-//! the paging file. A slot of an image is never allocated, written or free, and counts no references.
+//! A page of a guest that a disk has filled from an image needs no place in the paging file: the image has
+//! it, and is never written. Such a page of an image is a slot as well, with a number above those of the
+//! paging file. Pages that lie side by side in an image have successive numbers, so a read brings neighbours
+//! as from the paging file. A slot of an image is never allocated, written or free, and counts no references.
 
 use std::ops::Range;
 

@@ -15,7 +15,8 @@ use super::slot_bitmap::SlotBitmap;
 const RUNS_COMPARED: u32 = 32;
 
 /// References to a slot that only reads in flight may have. A guest can make as many others as are counted,
-/// and its pages must be readable then. Two threads read for 16 faults at a time.
+/// and its pages must be readable then. Two threads read for 16 faults at a time, and the paging disk's
+/// thread reads 8 pages.
 const READ_REFERENCES: u16 = 64;
 const SHARED_MAX: u16 = u16::MAX - READ_REFERENCES;
 

@@ -26,13 +26,13 @@
 //!
 //! A page that was read back keeps the reference to its slot, its *former slot*, until it is written to
 //! another one or [`ResidentSet::release_former`] is called. The page may have changed since: the caller
-//! compares both when the page leaves memory, and writes it only if they differ. A page that a disk has filled
-//! from an image has that image's slot ([`super::image_slots`]) as its former one.
+//! compares both when the page leaves memory, and writes it only if they differ. A page that a disk has
+//! filled from an image has that image's slot ([`super::image_slots`]) as its former one.
 //!
 //! The set takes 13 bytes of memory for each page, is deterministic, and every operation but the scan for a
 //! read-ahead and [`ResidentSet::stop_keeping_slots`] takes constant time for each page that it returns.
 
-use super::read_ahead::ReadAhead;
+use super::read_ahead::{Plan, ReadAhead};
 
 pub use super::page_state::{Cached, Content, Counts, PageState, ReadDone, Touch};
 
@@ -303,6 +303,36 @@ impl ResidentSet {
             self.begin_read(*page, state);
         }
         self.ahead.read(count);
+    }
+
+    /// Takes those pages that are worth a read before the guest touches them, of `pages` that one request has
+    /// read from the paging disk: at most [`READ_CLUSTER_PAGES`], which are being read from then on. The list
+    /// has only these afterwards.
+    ///
+    /// A guest that reads one page is about to touch it. Of several pages, some are of its read-ahead: as
+    /// many as the window has room for are taken, beside the first.
+    pub fn read_moved(&mut self, pages: &mut Vec<u32>) {
+        let moved = pages.len() as u32;
+        let (most, unmapped) = match moved {
+            0 | 1 => (moved, 0),
+            _ => match self.ahead.plan(self.unused.pages) {
+                Plan { pages: 0, .. } => (0, 0),
+                Plan { pages, unmapped } => (pages + 1, unmapped),
+            },
+        };
+        pages.truncate(most as usize);
+        pages.retain(|page| {
+            // A request may name a page twice, and the guest may have touched it since.
+            let is_left = self.state(*page) == PageState::PagedOut;
+            if is_left {
+                self.begin_read(*page, PageState::Reading);
+            }
+            is_left
+        });
+        for page in pages.iter().rev().take(unmapped as usize) {
+            self.states[*page as usize] = PageState::ReadingAhead as u8;
+        }
+        self.ahead.read((pages.len() as u32).saturating_sub(1));
     }
 
     /// Records that `slot` was read for `page`, and returns the step that the page needs. It keeps its

@@ -29,6 +29,8 @@ const CLEAR_PAGES: u32 = 4096;
 pub(super) struct DiskCounters {
     puts: Moves,
     fetches: Moves,
+    /// Pages that were read with the request that moved them by reference.
+    pub(super) read_at_once: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,6 +65,7 @@ impl DiskCounters {
             "used_bytes": u64::from(disk.used()) * PAGE_BYTES,
             "writes": self.puts.status(),
             "reads": self.fetches.status(),
+            "read_at_once_bytes": self.read_at_once * PAGE_BYTES,
         })
     }
 }
@@ -75,6 +78,8 @@ pub struct PagingDiskIo {
     scratch: PageBuffer,
     /// Pages of the disk whose bytes are in the buffer, in order.
     copied: Vec<u32>,
+    /// Pages of the guest that a request has moved by reference, in order.
+    moved: Vec<u32>,
     bytes: u64,
 }
 
@@ -87,6 +92,7 @@ impl PagingDiskIo {
             buffer: PageBuffer::new(WRITE_CLUSTER_PAGES),
             scratch: PageBuffer::new(1),
             copied: Vec::with_capacity(PART_PAGES),
+            moved: Vec::with_capacity(PART_PAGES),
             bytes: u64::from(pages) * PAGE_BYTES,
         })
     }
@@ -140,14 +146,17 @@ impl PagingDiskIo {
     }
 
     /// Reads from the disk into the front of the rest of `into`, up to 64 pages. The range from `offset` on
-    /// is inside the disk. Returns the number of bytes.
+    /// is inside the disk. Returns the number of bytes. Some of the pages that move by reference are read,
+    /// too: the guest is about to touch them, and a fault then takes two switches of threads more.
     ///
     /// # Errors
-    /// If the paging file can't be read. A page that can't be removed from memory ends the VM.
+    /// If the paging file can't be read. A page that can't be removed from memory, or that moved and can't be
+    /// read, ends the VM.
     pub fn read(&mut self, offset: u64, into: &mut SegmentCursor<'_>) -> io::Result<u64> {
         let mut done = 0;
         // The page of the guest that the request has moved just before.
         let mut before = None;
+        self.moved.clear();
         for _ in 0..PART_PAGES {
             let Some(piece) = Piece::next(offset + done, into.left()) else {
                 break;
@@ -160,6 +169,7 @@ impl PagingDiskIo {
             before = page;
             if is_moved {
                 into.skip(PAGE_LEN);
+                self.moved.extend(page);
             } else {
                 let buffer = &mut self.buffer.pages()[0];
                 self.paging.load(piece.at, buffer)?;
@@ -167,6 +177,8 @@ impl PagingDiskIo {
             }
             done += piece.bytes.len() as u64;
         }
+        let read = self.paging.read_moved(&mut self.moved, self.buffer.pages());
+        read.map_err(io::Error::other)?;
         Ok(done)
     }
 

@@ -10,12 +10,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use policy::memory::paging_slots::PagingSlots;
 use policy::memory::resident_set::{Cached, READ_CLUSTER_PAGES, ReadDone, ResidentSet, Touch};
 
-use super::cipher::Seal;
+use super::cipher::{Seal, SealTable};
 use super::guest_pages::for_runs;
 use super::store::PageBuffer;
 use super::{Paging, State};
 
-/// Pages beyond the limit from which on faults wait for the writer: 1 MiB.
+/// Pages beyond the limit from which on faults wait for the writer, and no page is read before its touch: 1
+/// MiB.
 const OVERDRAFT_PAGES: u32 = 256;
 /// Longest wait of a fault for the writer. The writer may itself wait for a device whose thread waits for the
 /// fault, so the wait is bounded, and the limit is soft.
@@ -23,12 +24,38 @@ const EVICTION_WAIT: Duration = Duration::from_millis(5);
 
 /// A read of successive slots.
 struct Read {
-    /// The page of each slot. A thread waits for the first one.
+    /// The page of each slot. A thread may wait for the first one.
     pages: Vec<u32>,
     slot: u32,
     seals: Vec<Seal>,
     /// Whether the thread that waits for the first page writes to it.
     is_write: bool,
+}
+
+impl Read {
+    /// Begins a read, with a reference of its own to each slot: a page may be released meanwhile, and the
+    /// slot must not be written anew. A slot has as many as all threads' reads can take.
+    fn new(
+        pages: Vec<u32>,
+        slot: u32,
+        is_write: bool,
+        slots: &mut PagingSlots,
+        seals: &SealTable,
+    ) -> io::Result<Self> {
+        let range = slot..slot + pages.len() as u32;
+        for slot in range.clone() {
+            if !slots.share_for_read(slot) {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+        }
+        let seals = range.map(|slot| seals.get(slot)).collect();
+        Ok(Self {
+            pages,
+            slot,
+            seals,
+            is_write,
+        })
+    }
 }
 
 impl Paging {
@@ -118,21 +145,7 @@ impl Paging {
                 let mut pages = Vec::with_capacity(READ_CLUSTER_PAGES as usize);
                 pages.push(page);
                 set.read_ahead(slot, &mut pages);
-                let range = slot..slot + pages.len() as u32;
-                for slot in range.clone() {
-                    // The read's own reference: the page may be released meanwhile, and the slot must not be
-                    // written anew. A slot has as many as all threads' faults can take.
-                    if !slots.share_for_read(slot) {
-                        return Err(io::ErrorKind::QuotaExceeded.into());
-                    }
-                }
-                let seals = range.map(|slot| seals.get(slot)).collect();
-                return Ok(Some(Read {
-                    pages,
-                    slot,
-                    seals,
-                    is_write,
-                }));
+                return Read::new(pages, slot, is_write, slots, seals).map(Some);
             }
             Touch::Wait => {}
         }
@@ -146,6 +159,51 @@ impl Paging {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.userfault.wake(at),
             result => result,
         }
+    }
+
+    /// Reads pages that one request has moved from the paging disk to memory, as far as that pays before the
+    /// guest touches them. `pages` is empty afterwards.
+    ///
+    /// # Errors
+    /// If a page can't be read or mapped: the VM ends, as threads may wait for it.
+    pub(super) fn read_moved(
+        &self,
+        pages: &mut Vec<u32>,
+        buffer: &mut [[u8; PAGE_LEN]],
+    ) -> Result<(), String> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let reads = self.begin_moved(pages).map_err(|error| error.to_string());
+        pages.clear();
+        let read = reads.and_then(|reads| reads.iter().try_for_each(|read| self.read_back(read, buffer)));
+        if self.state().set.needs_eviction() {
+            self.wanted.notify_one();
+        }
+        read.inspect_err(|error| self.fail(error.clone()))
+    }
+
+    /// Begins the reads of those pages that are worth it.
+    fn begin_moved(&self, pages: &mut Vec<u32>) -> io::Result<Vec<Read>> {
+        let State {
+            set,
+            slots,
+            seals,
+            counters,
+            ..
+        } = &mut *self.state();
+        let counts = set.counts();
+        if counts.in_memory() > counts.limit.saturating_add(OVERDRAFT_PAGES) {
+            return Ok(Vec::new());
+        }
+        set.read_moved(pages);
+        counters.disk.read_at_once += pages.len() as u64;
+        let successive = |page: &u32, next: &u32| set.slot(*page).map(|slot| slot + 1) == set.slot(*next);
+        // A page that is being read has a slot.
+        let runs = pages.chunk_by(successive);
+        let runs = runs.filter_map(|run| Some((run.to_vec(), set.slot(run[0])?)));
+        runs.map(|(pages, slot)| Read::new(pages, slot, false, slots, seals))
+            .collect()
     }
 
     fn read_back(&self, read: &Read, buffer: &mut [[u8; PAGE_LEN]]) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Origins of pages that a disk fills from images.
 //!
 //! A disk announces a read, and reports its end. Whole pages of memory that it has filled from whole pages of
-//! an image get that place as their origin. An origin is a hint: the page is compared with the image before it
-//! leaves memory in its favour.
+//! an image get that place as their origin. An origin is a hint: the page is compared with the image before
+//! it leaves memory in its favour.
 
 use std::sync::Arc;
 

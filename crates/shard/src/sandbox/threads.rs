@@ -46,7 +46,7 @@ pub enum ThreadKind {
     Pmem,
     /// Shares memory in the background.
     Sharing,
-    /// Pages guest memory: answers faults, or writes pages out.
+    /// Pages guest memory: answers faults, writes pages out, or serves the paging disk.
     Pager,
 }
 

@@ -248,6 +248,17 @@ impl World {
         }
         let content = self.on_disk.get(&at).copied().unwrap_or(0);
         self.guest.insert(page, content);
+        if at.is_multiple_of(3) {
+            // The request has more pages, of which some are read at once.
+            let mut pages = vec![page, before % GUEST_PAGES, page];
+            pages.truncate(1 + page as usize % 3);
+            self.set.read_moved(&mut pages);
+            for page in pages {
+                let slot = self.set.slot(page).unwrap();
+                assert!(self.slots.share_for_read(slot));
+                self.reading.push((page, slot, self.stored[&slot]));
+            }
+        }
     }
 
     fn check(&self) {

@@ -45,8 +45,8 @@ impl Block {
     /// created here.
     ///
     /// `id` is the serial that the guest reads (its first 20 bytes). `queues` is limited to 1 to 64.
-    /// `origins` is the use of the origins of reads, if there is one. `on_full` is the policy for a write that
-    /// finds no room.
+    /// `origins` is the use of the origins of reads, if there is one. `on_full` is the policy for a write
+    /// that finds no room.
     pub fn new(
         threads: &Threads,
         id: &str,
@@ -101,7 +101,7 @@ impl Block {
         };
         let metrics = Arc::new(Metrics::default());
         let handler = PagingDiskHandler::new(io, disk, metrics.clone(), threads.quiescer().clone());
-        let worker = Worker::spawn(threads, ThreadKind::Block, "blk-paging", handler)?;
+        let worker = Worker::spawn(threads, ThreadKind::Pager, "blk-paging", handler)?;
         Ok(Self {
             workers: vec![worker],
             queue_sizes: vec![QUEUE_SIZE],

@@ -54,6 +54,57 @@ fn page_that_was_read_back_moves_to_the_disk_without_io_until_it_is_changed() {
     }
 }
 
+/// A guest that swaps in one page at a time, in any order, finds each page mapped.
+#[test]
+fn page_that_is_swapped_in_alone_takes_no_fault() {
+    let (rig, mut driver) = driver();
+    rig.fill_from(FREE);
+    driver.swap_out(0, FREE, 512);
+    rig.settle();
+    warm_up(&mut driver);
+    let counted = || {
+        [
+            "/faults/with_io",
+            "/faults/read_ahead",
+            "/disk/read_at_once_bytes",
+        ]
+        .map(|path| rig.number(path))
+    };
+    let before = counted();
+    let page = |number: u32| number * 97 % 512;
+    for number in 0..512 {
+        driver.swap_in(page(number), UNUSED + number, 1);
+        rig.check(UNUSED + number, 1000 + u64::from(FREE + page(number)));
+    }
+    let after = counted();
+    assert_eq!(after[2] - before[2], 512 * PAGE, "{}", rig.paging.status());
+    // Few faults, of rings and headers.
+    let faults = after[0] + after[1] - before[0] - before[1];
+    assert!(faults < 32, "{faults} faults: {}", rig.paging.status());
+    // A page that no request has left memory for is unchanged, and one that the guest writes is its own.
+    rig.write(UNUSED, 3);
+    driver.swap_in(page(0), UNUSED + 512, 1);
+    rig.check(UNUSED, 3);
+    rig.check(UNUSED + 512, 1000 + u64::from(FREE + page(0)));
+    rig.settle();
+    assert!(rig.end.cause().is_none());
+}
+
+#[test]
+fn damaged_slot_of_a_page_that_is_read_at_once_ends_the_vm() {
+    let (rig, mut driver) = driver();
+    rig.fill_from(FREE);
+    driver.swap_out(0, FREE, 64);
+    rig.settle();
+    warm_up(&mut driver);
+    rig.faults.read_error.store(true, Ordering::SeqCst);
+    assert_eq!(driver.swap(VIRTIO_BLK_T_IN, 5, UNUSED, 1), IOERR);
+    rig.wait("the end", || rig.end.cause().is_some());
+    let cause = format!("{:?}", rig.end.cause());
+    assert!(cause.contains("/x/paging cannot be read at byte"), "{cause}");
+    assert!(!rig.paging.is_whole());
+}
+
 #[test]
 fn pages_that_a_request_moved_together_are_read_together() {
     let (rig, mut driver) = driver();

@@ -1,0 +1,35 @@
+//! Pages that a disk has filled from an image.
+
+use super::*;
+
+#[test]
+fn page_of_an_image_leaves_without_a_slot_and_keeps_its_origin_when_the_file_is_full() {
+    let mut set = touched(LIMIT + 1);
+    set.set_image_slots(1000);
+    for page in 0..4 {
+        assert_eq!(set.set_origin(page, 1001 + page), None);
+    }
+    assert_eq!(set.set_origin(3, 1009), Some(1004), "it was filled again");
+    assert_eq!(set.mapped(0, false), None);
+    assert_eq!(set.mapped(3, true), Some(1009), "it is written to");
+    set.set_origin(3, 7);
+    assert_eq!(set.stop_keeping_slots(), [7], "an image's slots take no room");
+    assert_eq!((set.mapped(0, false), set.slot(0)), (None, Some(1001)));
+    trimmed(&mut set);
+    assert_eq!(taken(&mut set, 4), [0, 1, 2, 3]);
+    assert_eq!(set.set_origin(3, 1005), None);
+    assert_eq!(set.slot(3), None, "its copy may be compared already");
+    for page in 0..3 {
+        assert!(set.written(page, Content::Unchanged(1001 + page)));
+    }
+    assert!(set.written(3, Content::Slot(5)));
+    assert_eq!((set.counts().paged_out, set.counts().in_images), (4, 3));
+    assert_eq!(set.set_origin(3, 1005), None);
+    assert_eq!(set.slot(3), Some(5), "its slot is its only place");
+    assert_eq!(set.touch(1), Touch::Read { slot: 1002 });
+    assert_eq!(ahead(&mut set, 1, 1002), [2], "neighbours come from images too");
+    assert_eq!(set.counts().in_images, 1);
+    assert_eq!(set.read_done(1, 1002), ReadDone::Map);
+    assert_eq!(set.release(0), Some(1001));
+    assert_eq!(set.counts().in_images, 0);
+}
