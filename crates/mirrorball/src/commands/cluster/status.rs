@@ -235,8 +235,8 @@ mod tests {
             refused: 4,
             ..CpuLending::default()
         };
-        let line = "cell 1 has moved 3 vCPUs to other cells by decision and taken 2 back; it has recalled 1 of \
-                    its CPUs; 4 moves were refused";
+        let line = "cell 1 has moved 3 vCPUs to other cells by decision and taken 2 back; it has recalled \
+                    1 of its CPUs; 4 moves were refused";
         assert_eq!(lending_line(1, &counts), line);
     }
 

@@ -208,9 +208,12 @@ fn plain_text_has_every_table_and_the_silent_cell() {
 mirrorball top, 2026-11-27T11:46:40.000Z, over 2.0 s
 
 cells
-CELL HOST STATE  CPUS  VCPUS MEMORY  GIVEN   FREE SOUGHT  MOVED RETURNED RECALLED REFUSED LENT     BORROWED VMS
-   0 -    runs   0         2   192M    96M      -      -      -        -        -       - -        64M of 1 db web
-   1 -    silent 1         2   192M    96M      -      -      -        -        -       - 64M to 0 -        -
+CELL HOST STATE  CPUS  VCPUS MEMORY  GIVEN   FREE SOUGHT  MOVED RETURNED RECALLED REFUSED \
+LENT     BORROWED VMS
+   0 -    runs   0         2   192M    96M      -      -      -        -        -       - \
+-        64M of 1 db web
+   1 -    silent 1         2   192M    96M      -      -      -        -        -       - \
+64M to 0 -        -
 
 CPUs
 CPU CELL  BUSY% GANG  QUEUE  LOAD%  MOVES REFUSED VCPUS

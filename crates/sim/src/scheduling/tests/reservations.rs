@@ -80,8 +80,8 @@ fn reservations_that_one_cpu_has_no_room_for_are_had_on_two() {
     assert_eq!(world.violation, None);
 }
 
-/// Number of moves of vCPUs with a reservation in a world of this seed, in which no CPU may have more reserved
-/// time than its limit.
+/// Number of moves of vCPUs with a reservation in a world of this seed. The reserved time of each CPU has to be
+/// within its limit all the time.
 fn check(seed: u64) -> usize {
     let count = 2 + (seed % 7) as u16;
     let topology = Topology::regular(1, 1, count);
@@ -118,7 +118,7 @@ fn check(seed: u64) -> usize {
 }
 
 #[test]
-fn balancers_with_stale_views_put_no_more_reserved_time_on_a_cpu_than_it_has() {
+fn balancers_with_stale_views_keep_reserved_time_within_what_a_cpu_has() {
     let moves: usize = (0..1_000).map(check).sum();
     println!("{moves} moves of vCPUs with a reservation");
     assert!(moves > 100, "they moved {moves} times");
