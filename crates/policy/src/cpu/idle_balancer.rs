@@ -1,9 +1,9 @@
 //! Idle balancer: an idle CPU looks for a vCPU whose move lets its VM run.
 //!
-//! It runs on the CPU that became idle, looks at the queues of its cell, nearest first, and takes a vCPU only
-//! if all busy vCPUs of the VM can run at once after the move, and only if it has waited for 4 ms in the same
-//! node or 6 ms in another one (Cellular Disco, section 4.2). It takes no vCPU whose reservation the CPU has no
-//! room for.
+//! It runs on the CPU that became idle, looks at the queues of its cell, nearest first, and takes a vCPU
+//! only if all busy vCPUs of the VM can run at once after the move, and only if it has waited for 4 ms in
+//! the same node or 6 ms in another one (Cellular Disco, section 4.2). It takes no vCPU whose reservation
+//! the CPU has no room for.
 
 use super::entry::VcpuState;
 use super::gang::{Gang, is_runnable};

@@ -80,8 +80,8 @@ fn reservations_that_one_cpu_has_no_room_for_are_had_on_two() {
     assert_eq!(world.violation, None);
 }
 
-/// Number of moves of vCPUs with a reservation in a world of this seed. The reserved time of each CPU has to be
-/// within its limit all the time.
+/// Number of moves of vCPUs with a reservation in a world of this seed. The reserved time of each CPU has to
+/// be within its limit all the time.
 fn check(seed: u64) -> usize {
     let count = 2 + (seed % 7) as u16;
     let topology = Topology::regular(1, 1, count);
