@@ -79,6 +79,11 @@ pub fn is_frame_filter(pid: u32) -> bool {
     describe(pid).contains(" --frame-filter ")
 }
 
+/// Whether a process serves a shared folder.
+pub fn is_folder_server(pid: u32) -> bool {
+    describe(pid).contains(" --folder-server ")
+}
+
 /// CPU time that a process has used, in the host's clock ticks.
 #[track_caller]
 pub fn cpu_ticks(pid: u32) -> u64 {

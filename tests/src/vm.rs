@@ -262,7 +262,8 @@ impl Vm {
         self.pid_of("keeper_pid")
     }
 
-    /// Processes beside its shards that work for its cards: each passt, and each frame filter.
+    /// Processes beside its shards that work for its cards and folders: each passt, each frame filter, and
+    /// each server of a folder.
     #[track_caller]
     pub fn card_processes(&self) -> Vec<u32> {
         let cards = self.inspect()["card_pids"]
@@ -271,7 +272,10 @@ impl Vm {
             .unwrap_or_default();
         let pids = cards.iter().map(|pid| pid.as_u64().expect("a process number"));
         pids.map(|pid| u32::try_from(pid).expect("a process number"))
-            .inspect(|pid| assert!(host::is_passt(*pid) || host::is_frame_filter(*pid), "{pid}"))
+            .inspect(|pid| {
+                let kinds = [host::is_passt, host::is_frame_filter, host::is_folder_server];
+                assert!(kinds.iter().any(|is_kind| is_kind(*pid)), "{pid}");
+            })
             .collect()
     }
 

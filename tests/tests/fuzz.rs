@@ -111,6 +111,7 @@ targets! {
     dsm_frames
     file_kind
     frames
+    fs
     handover
     keeper_messages
     kernel_load

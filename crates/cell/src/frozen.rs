@@ -165,6 +165,7 @@ pub fn check_cloneable(spec: &VmSpec) -> Option<String> {
         .or_else(|| check_cards_cloneable(spec))
         .or_else(|| check_memory_cloneable(spec))
         .or_else(|| check_regions_cloneable(spec))
+        .or_else(|| check_folders_cloneable(spec))
 }
 
 /// The same for its disks alone.
@@ -203,6 +204,14 @@ fn check_regions_cloneable(spec: &VmSpec) -> Option<String> {
         "it has the shared region {}, whose content is other VMs' too: a clone would find it changed since \
          the freeze; start it without `shared`",
         region.name
+    ))
+}
+
+fn check_folders_cloneable(spec: &VmSpec) -> Option<String> {
+    let folder = spec.folders.first()?;
+    Some(format!(
+        "it has the shared folder {}, whose open files a clone would not have; start it without `folders`",
+        folder.tag
     ))
 }
 

@@ -5,6 +5,7 @@ mod cards;
 mod disks;
 mod egress;
 mod files;
+mod folders;
 mod launch;
 mod left;
 mod names;
@@ -18,6 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ::folders::FolderProcess;
 use config::VmSpec;
 use config::cluster::RegionAccess;
 use diskstore::disk::{Announcement, OpenDisk};
@@ -33,6 +35,7 @@ use subnet::process::Count;
 
 use self::cards::UserCard;
 use self::files::{Files, GroupFiles};
+use self::folders::Folder;
 use self::names::Names;
 use crate::cmdline;
 use crate::opener::OpenerError;
@@ -118,6 +121,7 @@ pub struct VmResources {
     pub keeps_writes: bool,
     locks: Locks,
     passt: Vec<UserCard>,
+    folders: Vec<Folder>,
     /// The log of the home, which has a line for each card that was cut off.
     pub(crate) log: Arc<ShardLog>,
 }
@@ -209,6 +213,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
     let disks = opening.disks(boot.image.as_deref())?;
     let log = Arc::new(ShardLog::create(&folder.join(HOME_LOG))?);
     let cards = opening.cards(cid, program, &log)?;
+    let folders = opening.folders(program, &log)?;
     let listener = bind(&folder.join("vsock.sock"))?;
     let ports = folder.join("ports");
     std::fs::DirBuilder::new().mode(0o700).create(&ports)?;
@@ -235,6 +240,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
         disks: disks.launches,
         regions: Vec::new(),
         nets: cards.launches,
+        folders: folders.launches,
         vsock,
         balloon: spec.has_balloon(),
         share_boot: boot.share,
@@ -262,6 +268,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
             image: boot.image,
         },
         passt: cards.user_mode,
+        folders: folders.opened,
         log,
     })
 }
@@ -312,7 +319,9 @@ impl VmResources {
     /// The processes that serve this VM beside the shard.
     pub fn card_processes(&self) -> impl Iterator<Item = &CardProcess> {
         let children = self.passt.iter().filter_map(|card| card.child.as_ref());
-        children.flat_map(PasstChild::processes)
+        let servers = self.folders.iter().filter_map(Folder::process);
+        let cards = children.flat_map(PasstChild::processes);
+        cards.chain(servers.map(FolderProcess::process))
     }
 
     /// Number of frames that the guest's cards were not allowed to send, for each card.
@@ -337,8 +346,8 @@ impl VmResources {
         }
     }
 
-    /// Prepares everything for another boot of the same VM: disks keep their writes, networks start anew,
-    /// since a frame may have been cut in two.
+    /// Prepares everything for another boot of the same VM: disks keep their writes, networks and folders
+    /// start anew, since a frame may have been cut in two.
     pub fn renew(&mut self) -> Result<(), OpenError> {
         // A clone that reboots boots as any VM.
         self.launch.resume = None;
@@ -355,6 +364,9 @@ impl VmResources {
             let Passt { socket, child } = subnet::passt::start(&card.spec)?;
             self.files[card.file.0] = socket;
             card.child = Some(child);
+        }
+        for folder in &mut self.folders {
+            folder.renew(&mut self.files)?;
         }
         Ok(())
     }

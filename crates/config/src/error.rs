@@ -107,6 +107,7 @@ fn flag_of(path: &[String]) -> Option<String> {
             _ => "--kernel".to_owned(),
         },
         "disks" => numbered("--disk", path.get(1)),
+        "folders" => numbered("--folder", path.get(1)),
         "nets" => numbered("--net", path.get(1)),
         "command" => "the command after `--`".to_owned(),
         key => format!("--{}", key.replace('_', "-")),

@@ -35,8 +35,10 @@ pub enum FileKind {
     File,
     /// A block device, which may be a disk.
     BlockDevice,
-    /// A directory, which is refused wherever a file is named.
+    /// A directory, which only a shared folder may be.
     Directory,
+    /// Not known: the file is checked where it is opened.
+    Unchecked,
     /// Neither a file nor a disk: a pipe, a socket, a character device.
     Other,
 }
@@ -46,7 +48,7 @@ impl HostFacts {
     /// names them. They are checked where they are opened.
     pub fn without_files() -> Self {
         Self {
-            open: |_, _| Ok(FileKind::File),
+            open: |_, _| Ok(FileKind::Unchecked),
             ..Self::of_this_host()
         }
     }
@@ -114,21 +116,41 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
             return found;
         }
     }
-    spec.disks.iter().enumerate().find_map(|(index, disk)| {
-        // Only in this mode the file itself is written.
-        let access = match disk.mode {
-            DiskMode::Exclusive if disk.persistent => Access::Write,
-            _ => Access::Read,
+    spec.disks
+        .iter()
+        .enumerate()
+        .find_map(|(index, disk)| {
+            // Only in this mode the file itself is written.
+            let access = match disk.mode {
+                DiskMode::Exclusive if disk.persistent => Access::Write,
+                _ => Access::Read,
+            };
+            let at = ["disks", &index.to_string(), "path"];
+            file_fault(&at, "disk", &disk.path, access, facts)
+        })
+        .or_else(|| folder_fault(spec, facts))
+}
+
+/// Finds a shared folder that is no directory of the host.
+fn folder_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
+    spec.folders.iter().enumerate().find_map(|(index, folder)| {
+        let why = match (facts.open)(&folder.path, Access::Read) {
+            Ok(FileKind::Directory | FileKind::Unchecked) => return None,
+            Ok(_) => "is not a directory".to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "no such directory".to_owned(),
+            Err(error) => error.to_string(),
         };
-        let at = ["disks", &index.to_string(), "path"];
-        file_fault(&at, "disk", &disk.path, access, facts)
+        let at = ["folders", &index.to_string(), "path"];
+        let help = "name a directory; relative paths start at the VM file's folder";
+        let found = fault(&at, format!("folder {:?}: {why}", folder.path), help);
+        Some(found.or_by_flag("name a directory of this host"))
     })
 }
 
 fn file_fault(at: &[&str], what: &str, path: &Path, access: Access, facts: &HostFacts) -> Option<Fault> {
     let refused = |why: &str, help: &str| fault(at, format!("{what} {path:?}: {why}"), help);
     match (facts.open)(path, access) {
-        Ok(FileKind::File) => None,
+        Ok(FileKind::File | FileKind::Unchecked) => None,
         Ok(FileKind::BlockDevice) if what == "disk" => None,
         Ok(FileKind::Directory) => Some(refused("is a directory", "name a file")),
         Ok(_) => Some(refused("is not a file", "name a file")),

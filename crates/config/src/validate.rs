@@ -2,6 +2,7 @@
 
 mod cells;
 mod disks;
+mod folders;
 mod nets;
 mod nodes;
 mod paging;
@@ -57,6 +58,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     check_nets(spec)?;
     sharing::check(spec)?;
     shared::check(spec)?;
+    folders::check(spec)?;
     paging::check(spec)?;
     promise::check(spec)?;
     span::check(spec)?;

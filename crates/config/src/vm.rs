@@ -109,6 +109,10 @@ pub struct VmSpec {
     // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared: Vec<SharedSpec>,
+    /// Folders of the host that the guest mounts by virtio-fs.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<FolderSpec>,
     /// Network cards; absent means one in user mode, an empty list none.
     pub nets: Option<Vec<NetSpec>>,
     /// Guest NUMA nodes.
@@ -362,6 +366,41 @@ impl SharedSpec {
             false => RegionAccess::Write,
         }
     }
+}
+
+/// A folder of the host that the guest mounts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct FolderSpec {
+    /// Path of the directory.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub path: PathBuf,
+    /// Name by which the guest mounts the folder.
+    pub tag: String,
+    /// Whether the guest may change nothing.
+    #[serde(default)]
+    pub read_only: bool,
+    /// How long the guest may use what it has read.
+    #[serde(default)]
+    pub cache: FolderCache,
+    /// Whether the guest may use extended attributes of users (`user.*`).
+    #[serde(default)]
+    pub xattr: bool,
+}
+
+/// How long a guest may use what it has read of a folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum FolderCache {
+    /// Nothing is kept.
+    None,
+    /// Data until the file is opened again or has changed, names and attributes for a second.
+    #[default]
+    Auto,
+    /// Everything.
+    Always,
 }
 
 /// A network card.

@@ -17,7 +17,7 @@ use subnet::process::{Arguments, FILE_BYTES_MAX, FLAG, Seal, receive};
 use subnet::relay::End;
 
 use crate::launch::{Identity, SandboxPolicy};
-use crate::sandbox::{SandboxError, Syscall, ThreadKind, seal_alone};
+use crate::sandbox::{SandboxError, Sealing, Syscall, ThreadKind, seal_alone};
 
 /// System calls of the relay's thread beyond those of every thread: frames, lists, the count of dropped
 /// frames.
@@ -105,7 +105,13 @@ fn serve(lists: OwnedFd, arguments: &Arguments) -> Result<End, CardError> {
     // created before the seal.
     let mut relay = receive(lists, arguments)?;
     let identity = arguments.user.map(|(uid, gid)| Identity { uid, gid });
-    seal_alone(ThreadKind::Relay, policy(arguments.seal), identity)?;
+    seal_alone(Sealing {
+        kind: ThreadKind::Relay,
+        policy: policy(arguments.seal),
+        identity,
+        beneath: None,
+        missing: Vec::new(),
+    })?;
     Ok(relay.run()?)
 }
 

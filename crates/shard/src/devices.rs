@@ -14,7 +14,9 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
 use crate::kind::{PlainMemory, ServedKind, VmKind};
-use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, RegionLaunch, Share};
+use crate::launch::{
+    DiskFormat, DiskLaunch, FolderLaunch, LaunchSpec, NetBackendLaunch, OnFull, RegionLaunch, Share,
+};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
 use crate::paging::{DiskImage, PageOrigins, PagingDiskIo};
@@ -26,6 +28,7 @@ use crate::sharing::{DiskSharing, Sharing};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle, PlainRelease, Release};
 use crate::virtio::block::{Block, FullDisks, ReadOrigins};
+use crate::virtio::fs::Fs;
 use crate::virtio::net::{self, Net};
 use crate::virtio::pmem::{self, Pmem, Writes};
 use crate::virtio::rng::Rng;
@@ -49,6 +52,7 @@ pub struct DeviceFiles {
     disks: Vec<Vec<(File, Format)>>,
     regions: Vec<File>,
     nets: Vec<net::Backend>,
+    folders: Vec<OwnedFd>,
     vsock: Option<UnixListener>,
     ports: Option<Ports>,
 }
@@ -89,6 +93,9 @@ impl DeviceFiles {
                 NetBackendLaunch::Stream(fd) => net::Backend::Stream(OwnedFd::from(files.take(*fd)?)),
             });
         }
+        let folders = spec.folders.iter().map(|folder| files.take(folder.socket));
+        let folders = folders.map(|socket| Ok(OwnedFd::from(socket?)));
+        let folders = folders.collect::<Result<_, ReceiveError>>()?;
         let (mut vsock, mut ports) = (None, None);
         if let Some(launch) = &spec.vsock {
             vsock = Some(UnixListener::from(OwnedFd::from(files.take(launch.listener)?)));
@@ -102,6 +109,7 @@ impl DeviceFiles {
             disks,
             regions,
             nets,
+            folders,
             vsock,
             ports,
         })
@@ -272,6 +280,11 @@ impl DeviceContext<'_> {
         Ok(device)
     }
 
+    /// Creates the device of a shared folder.
+    fn folder(&self, launch: &FolderLaunch, socket: OwnedFd) -> io::Result<Fs> {
+        Fs::new(self.threads, &launch.tag, socket, self.log.clone())
+    }
+
     /// Creates persistent memory of a shared region.
     fn region(&self, launch: &RegionLaunch, file: File, guest: u64) -> io::Result<Pmem> {
         let writes = match launch.read_only {
@@ -356,6 +369,10 @@ pub fn build(
         let net = Net::new(context.threads, &launch.id, launch.mac, backend);
         context.add(&launch.id, &memory, net)?;
     }
+    for (launch, socket) in spec.folders.iter().zip(files.folders) {
+        let folder = context.folder(launch, socket);
+        context.add(&folder_id(launch), &memory, folder)?;
+    }
     if let (Some(launch), Some(listener)) = (&spec.vsock, files.vsock) {
         let vsock = Vsock::new(context.threads, launch.cid, listener, files.ports);
         context.add("vsock", &memory, vsock)?;
@@ -388,6 +405,11 @@ pub fn build(
 /// Name of a shared region's device for logs and metrics.
 fn region_id(launch: &RegionLaunch) -> String {
     format!("shared-{}", launch.name)
+}
+
+/// Name of a shared folder's device for logs and metrics.
+fn folder_id(launch: &FolderLaunch) -> String {
+    format!("folder-{}", launch.tag)
 }
 
 enum DiskDevice {

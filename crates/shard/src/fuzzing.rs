@@ -12,7 +12,7 @@ use diskstore::disk::Store;
 
 use crate::ports::Ports;
 use crate::virtio::worker::{Event, Handler, Sources};
-use crate::virtio::{Activation, DeviceError, balloon, block, net, pmem, rng, vsock};
+use crate::virtio::{Activation, DeviceError, balloon, block, fs, net, pmem, rng, vsock};
 
 /// A device's handler, driven directly instead of by a [`crate::virtio::worker::Worker`].
 pub struct Bare {
@@ -43,6 +43,11 @@ impl Bare {
     /// Creates a socket device.
     pub fn vsock(cid: u64, listener: UnixListener, ports: Ports) -> io::Result<Self> {
         Self::new(vsock::bare(cid, listener, ports)?)
+    }
+
+    /// Creates a shared folder on a socket of packets.
+    pub fn fs(socket: OwnedFd) -> io::Result<Self> {
+        Self::new(fs::bare(socket))
     }
 
     /// Creates an entropy source.

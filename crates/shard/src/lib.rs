@@ -5,6 +5,7 @@ pub mod bus;
 pub mod card;
 pub mod devices;
 pub mod ending;
+pub mod folder;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod generation;

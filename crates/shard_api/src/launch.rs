@@ -18,8 +18,8 @@ use std::os::fd::RawFd;
 use serde::{Deserialize, Serialize};
 
 pub use devices::{
-    DiskFormat, DiskLaunch, LayerLaunch, MappedFile, NetBackendLaunch, NetLaunch, OnFull, RegionLaunch,
-    Share, VsockLaunch,
+    DiskFormat, DiskLaunch, FolderLaunch, LayerLaunch, MappedFile, NetBackendLaunch, NetLaunch, OnFull,
+    RegionLaunch, Share, VsockLaunch,
 };
 pub use ending::Ending;
 pub use handover::{HandoverReply, HandoverRequest};
@@ -94,6 +94,9 @@ pub struct LaunchSpec {
     pub regions: Vec<RegionLaunch>,
     /// Network cards in the order the guest finds them.
     pub nets: Vec<NetLaunch>,
+    /// Shared folders in the order the guest finds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<FolderLaunch>,
     /// The socket device.
     pub vsock: Option<VsockLaunch>,
     /// Whether there is a balloon.

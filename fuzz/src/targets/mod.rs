@@ -13,6 +13,7 @@ mod config;
 mod dsm_frames;
 mod file_kind;
 mod frames;
+mod fs;
 mod handover;
 mod keeper_messages;
 mod kernel_load;
@@ -60,6 +61,7 @@ targets! {
     dsm_frames
     file_kind
     frames
+    fs
     handover
     keeper_messages
     kernel_load

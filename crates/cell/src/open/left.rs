@@ -17,6 +17,7 @@ use subnet::process::{Count, FilterProcess, LeftFilter};
 
 use super::cards::{UserCard, cards, hardware_addresses, passt_spec};
 use super::egress::egress;
+use super::folders::{Folder, LeftServer};
 use super::{Locks, OpenError, VmResources};
 use crate::left::{Leaving, LeftFiles};
 use crate::programs::BuildProgram;
@@ -40,6 +41,9 @@ pub(crate) struct LeftOpened {
     locks: Vec<Fd>,
     log: [Fd; 3],
     cards: Vec<Card>,
+    /// Shared folders. Absent from a monitor of the release before.
+    #[serde(default)]
+    folders: Vec<LeftServer>,
 }
 
 /// A card of user-mode networking.
@@ -56,7 +60,7 @@ struct Card {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Process {
+pub(super) struct Process {
     pid: u32,
     pidfd: Fd,
 }
@@ -69,14 +73,14 @@ struct Filter {
 }
 
 impl Process {
-    fn leave(process: &CardProcess, leaving: &mut Leaving) -> io::Result<Self> {
+    pub(super) fn leave(process: &CardProcess, leaving: &mut Leaving) -> io::Result<Self> {
         Ok(Self {
             pid: process.id(),
             pidfd: leaving.add(process.pidfd())?,
         })
     }
 
-    fn take(self, files: &mut LeftFiles) -> io::Result<LeftProcess> {
+    pub(super) fn take(self, files: &mut LeftFiles) -> io::Result<LeftProcess> {
         Ok(LeftProcess {
             pid: self.pid,
             pidfd: files.take(self.pidfd)?,
@@ -123,6 +127,8 @@ impl VmResources {
         }
         let cards = self.passt.iter().map(|card| card.leave(leaving));
         let cards = cards.collect::<io::Result<_>>()?;
+        let folders = self.folders.iter().map(|folder| folder.leave(leaving));
+        let folders = folders.collect::<io::Result<_>>()?;
         Ok(LeftOpened {
             launch: self.launch.clone(),
             files: all,
@@ -137,6 +143,7 @@ impl VmResources {
             locks,
             log: self.log.leave(leaving)?,
             cards,
+            folders,
         })
     }
 
@@ -188,6 +195,9 @@ impl VmResources {
                 child,
             });
         }
+        let folders = left.folders.into_iter();
+        let folders = folders.map(|folder| Folder::adopt(folder, files, &spec, program, &log));
+        let folders = folders.collect::<io::Result<_>>()?;
         let announcements = left
             .launch
             .disks
@@ -212,6 +222,7 @@ impl VmResources {
                 _announcements: announcements,
             },
             passt,
+            folders,
             log,
         })
     }

@@ -1,7 +1,9 @@
 //! Opens the files that a VM's spec names: by this process's rights, or by those of the VM's owner in a
 //! process of its own ([`crate::opener`]). Files of the image store are not named by a spec.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use diskstore::disk::{DiskRequest, OpenDisk};
@@ -53,6 +55,24 @@ impl Names {
             }
             Self::Owner(opener) => Ok(opener.file(what, path)?),
         }
+    }
+
+    /// Opens a directory that the VM's guest mounts.
+    pub fn folder(&mut self, path: &Path) -> Result<File, OpenError> {
+        let opened = match self {
+            Self::Own(None) => OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_DIRECTORY)
+                .open(path),
+            Self::Own(Some(below)) => below.open(path, Kind::Directory, Access::Read),
+            Self::Owner(_) => Err(io::Error::other("another user's VM has no shared folders")),
+        };
+        opened.map_err(|source| OpenError::File {
+            what: "folder",
+            path: path.to_owned(),
+            help: "name a directory that this user may read",
+            source,
+        })
     }
 
     /// Opens a disk. A process with the owner's rights makes room for all of it if `allocate`: this process's

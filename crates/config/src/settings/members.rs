@@ -139,6 +139,7 @@ impl MemberPolicy {
             cells,
             span,
             shared,
+            folders,
         } = spec;
         self.admit_size(*memory, *cpus, used)?;
         self.admit_image(image.as_deref())?;
@@ -157,6 +158,8 @@ impl MemberPolicy {
             ("cells", !cells.is_empty()),
             ("span", span.is_some()),
             ("shared", !shared.is_empty()),
+            // The files belong to another user than the VM's processes.
+            ("folders", !folders.is_empty()),
         ] {
             if is_set {
                 return Err(owners(key));

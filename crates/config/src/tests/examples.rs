@@ -32,6 +32,7 @@ fn all_keys() -> Vec<String> {
         "[root]\nzzzzzzzzzz = 1",
         "[[disks]]\nzzzzzzzzzz = 1",
         "[[shared]]\nzzzzzzzzzz = 1",
+        "[[folders]]\nzzzzzzzzzz = 1",
         "[[nets]]\nzzzzzzzzzz = 1",
         "[[nodes]]\nzzzzzzzzzz = 1",
         "[span]\nzzzzzzzzzz = 1",

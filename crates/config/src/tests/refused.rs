@@ -83,6 +83,11 @@ fn shared_region_faults_have_their_place_cause_and_help() {
 }
 
 #[test]
+fn folder_faults_have_their_place_cause_and_help() {
+    check(include_str!("refused/folders.toml"));
+}
+
+#[test]
 fn span_faults_have_their_place_cause_and_help() {
     check(include_str!("refused/span.toml"));
 }

@@ -130,7 +130,9 @@ fn paths(spec: &VmSpec) -> impl Iterator<Item = &PathBuf> {
         .kernel
         .iter()
         .flat_map(|kernel| [&kernel.path, &kernel.initrd]);
-    kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path))
+    let disks = spec.disks.iter().map(|disk| &disk.path);
+    let folders = spec.folders.iter().map(|folder| &folder.path);
+    kernel.flatten().chain(disks).chain(folders)
 }
 
 /// Checks a spec before anything is started; returns the VM's name.

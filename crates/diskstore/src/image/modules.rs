@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::{ImageError, failed};
 
 /// Modules for the root, the agent and the devices a VM always has, most urgent first.
-pub const WANTED: [&str; 15] = [
+pub const WANTED: [&str; 16] = [
     "virtio_pci",
     "virtio_blk",
     "crc32c_generic",
@@ -26,6 +26,7 @@ pub const WANTED: [&str; 15] = [
     "button",
     "evdev",
     "af_packet",
+    "virtiofs",
 ];
 
 /// The modules of a kernel: name to file.

@@ -46,6 +46,9 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
         for disk in &mut spec.disks {
             disk.path = folder.join(&disk.path);
         }
+        for shared in &mut spec.folders {
+            shared.path = folder.join(&shared.path);
+        }
         files.push(VmFile {
             source_name,
             text,

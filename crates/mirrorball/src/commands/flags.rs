@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
+use config::vm::{DiskMode, DiskSpec, FolderSpec, KernelSpec, NetKind, NetSpec};
 use config::{ConfigError, IoLimitSpec, Label, Size, SpanMemory, SpanSpec, VmSpec, cpulist};
 use miette::{Result, miette};
 use registry::vms::BOOT_LIMIT_S;
@@ -13,8 +13,9 @@ use super::execution_site::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk", "net",
-        "name", "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk",
+        "folder", "net", "name",
+        "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
         "cpu_weight", "cpu_limit", "cpu_reservation", "memory_limit", "io_limit", "core_scheduling",
         "restart", "scratch_limit", "label", "resident", "paging_file", "paging_disk", "memory_min",
         "memory_weight"])]
@@ -61,6 +62,9 @@ pub struct RunArgs {
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
+    /// A folder of the host, which the guest mounts by its tag: PATH:TAG[:ro]
+    #[arg(long, value_name = "PATH:TAG")]
+    pub folder: Vec<String>,
     /// user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none
     #[arg(long)]
     pub net: Vec<String>,
@@ -190,6 +194,24 @@ fn disk(text: &str) -> DiskSpec {
     }
 }
 
+fn folder(text: &str) -> Result<FolderSpec> {
+    let (named, read_only) = match text.strip_suffix(":ro") {
+        Some(named) => (named, true),
+        None => (text, false),
+    };
+    let (path, tag) = named
+        .rsplit_once(':')
+        .filter(|(path, tag)| !path.is_empty() && !tag.is_empty())
+        .ok_or_else(|| miette!("--folder {text}: write PATH:TAG or PATH:TAG:ro, as /srv/data:data:ro"))?;
+    Ok(FolderSpec {
+        path: path.into(),
+        tag: tag.to_owned(),
+        read_only,
+        cache: Default::default(),
+        xattr: false,
+    })
+}
+
 fn net(text: &str) -> Result<Option<NetSpec>> {
     let mut card = NetSpec {
         kind: NetKind::User,
@@ -273,6 +295,11 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         // Regions are named in files only.
         shared: Vec::new(),
         disks: args.disk.iter().map(|text| disk(text)).collect(),
+        folders: args
+            .folder
+            .iter()
+            .map(|text| folder(text))
+            .collect::<Result<_>>()?,
         nets: (!args.net.is_empty()).then_some(cards),
         nodes: Vec::new(),
         pages: word("pages", &args.pages)?,
@@ -365,6 +392,24 @@ mod tests {
         );
         let help = error.help().map(|help| help.to_string());
         assert_eq!(help.as_deref(), Some("drop `host`, or use `user`"));
+    }
+
+    #[test]
+    fn folder_has_a_path_a_tag_and_perhaps_no_writes() {
+        let read = |text: &str| folder(text).map(|folder| (folder.path, folder.tag, folder.read_only));
+        let own = |path: &str, tag: &str, ro| (PathBuf::from(path), tag.to_owned(), ro);
+        assert_eq!(read("/srv/data:data").unwrap(), own("/srv/data", "data", false));
+        assert_eq!(read("/srv/data:data:ro").unwrap(), own("/srv/data", "data", true));
+        assert_eq!(read("/srv/a:b:data").unwrap(), own("/srv/a:b", "data", false));
+        assert_eq!(read("/srv/data:ro").unwrap_err().to_string().lines().count(), 1);
+        for text in ["", "/srv", ":data", "/srv:", "/srv:ro"] {
+            let why = read(text).unwrap_err().to_string();
+            assert!(why.contains("PATH:TAG"), "{text}: {why}");
+        }
+        let words = ["--image", "tiny", "--folder", "/a:x", "--folder", "/b:x"];
+        let why = spec(&parse(&words).unwrap()).unwrap_err().to_string();
+        assert_eq!(why, "--folder (number 2): two folders have the tag x");
+        assert!(parse(&["vm.toml", "--folder", "/a:x"]).is_err());
     }
 
     /// Promise HOSTILE-30.

@@ -88,7 +88,8 @@ fn name_absolutely(spec: &mut VmSpec) -> Result<()> {
     let kernel = spec.kernel.iter_mut();
     let boot = kernel.flat_map(|kernel| [&mut kernel.path, &mut kernel.initrd]);
     let disks = spec.disks.iter_mut().map(|disk| &mut disk.path);
-    for path in boot.flatten().chain(disks) {
+    let folders = spec.folders.iter_mut().map(|folder| &mut folder.path);
+    for path in boot.flatten().chain(disks).chain(folders) {
         *path = std::path::absolute(&*path).into_diagnostic()?;
     }
     Ok(())

@@ -106,7 +106,9 @@ fn definable(file: VmFile) -> Result<(String, VmSpec)> {
     }
     let kernel = spec.kernel.iter_mut();
     let kernel = kernel.flat_map(|kernel| [&mut kernel.path, &mut kernel.initrd].into_iter().flatten());
-    for path in kernel.chain(spec.disks.iter_mut().map(|disk| &mut disk.path)) {
+    let folders = spec.folders.iter_mut().map(|folder| &mut folder.path);
+    let disks = spec.disks.iter_mut().map(|disk| &mut disk.path);
+    for path in kernel.chain(disks).chain(folders) {
         *path = std::path::absolute(&*path).into_diagnostic()?;
     }
     Ok((name, spec))

@@ -1,5 +1,6 @@
 //! The shard's program, which a monitor starts. It serves one VM, or the VM's share in one cell, from the
-//! launch message to the last report. It is also the program of a card's frame filter.
+//! launch message to the last report. It is also the program of a card's frame filter, and of a shared
+//! folder.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use shard::launch::CONTROL_FD;
 fn main() -> ExitCode {
     agent::panic::ends_the_process();
     keep_one_arena();
-    if let Some(status) = shard::card::take_over() {
+    if let Some(status) = shard::card::take_over().or_else(shard::folder::take_over) {
         return status;
     }
     // SAFETY: reads the flags of a descriptor, which may be closed.

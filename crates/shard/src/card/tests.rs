@@ -32,6 +32,16 @@ struct Started {
     count: Count,
 }
 
+fn sealing(policy: SandboxPolicy, identity: Option<Identity>) -> Sealing<'static> {
+    Sealing {
+        kind: ThreadKind::Relay,
+        policy,
+        identity,
+        beneath: None,
+        missing: Vec::new(),
+    }
+}
+
 fn start(arguments: &Arguments) -> Started {
     let (card, near_card) = UnixStream::pair().unwrap();
     let (passt, near_passt) = UnixStream::pair().unwrap();
@@ -215,7 +225,7 @@ fn incomplete_seal_is_refused_if_required_and_ignored_if_off() {
             }
             // Only root may change its user.
             let (uid, gid) = USER;
-            let refused = seal_alone(ThreadKind::Relay, policy, Some(Identity { uid, gid }));
+            let refused = seal_alone(sealing(policy, Some(Identity { uid, gid })));
             match refused {
                 Err(error) if error.to_string().contains("user id of its own") => 1,
                 Err(_) => 2,
@@ -228,7 +238,7 @@ fn incomplete_seal_is_refused_if_required_and_ignored_if_off() {
     assert_eq!(sealed(SandboxPolicy::Auto), 0);
     assert_eq!(sealed(SandboxPolicy::Off), 0);
     let stays_open = in_child(|| {
-        let done = seal_alone(ThreadKind::Relay, SandboxPolicy::Off, None);
+        let done = seal_alone(sealing(SandboxPolicy::Off, None));
         // A call that ends a sealed process.
         i32::from(done.is_err() || nix::unistd::getppid().as_raw() == 0)
     });

@@ -71,6 +71,9 @@ const EVERY_FCNTL: &[libc::c_int] = &[libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc
 /// Further command of the first thread, which freezes the VM.
 const FREEZE_FCNTL: &[libc::c_int] = &[libc::F_ADD_SEALS];
 
+/// Further command of a folder's process: a guest's program changes the flags of its open file.
+const FOLDER_FCNTL: &[libc::c_int] = &[libc::F_SETFL];
+
 /// KVM's `ioctl`s of a running vCPU's thread: to run, and to change interrupt routes, notification addresses
 /// and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
 const VCPU_IOCTLS: &[u32] = &[
@@ -190,6 +193,8 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
         | ThreadKind::Rng
         | ThreadKind::Balloon
         | ThreadKind::Pmem
+        | ThreadKind::Fs
+        | ThreadKind::Folder
         | ThreadKind::Sharing => Vec::new(),
     }
 }
@@ -198,6 +203,7 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
 pub(super) fn commands(kind: ThreadKind) -> Vec<u64> {
     let more = match kind {
         ThreadKind::Control => FREEZE_FCNTL,
+        ThreadKind::Folder => FOLDER_FCNTL,
         _ => &[],
     };
     // Commands are small and positive.
@@ -327,6 +333,8 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ThreadKind::Rng => crate::virtio::rng::SYSCALLS,
         ThreadKind::Balloon => crate::virtio::balloon::SYSCALLS,
         ThreadKind::Pmem => crate::virtio::pmem::SYSCALLS,
+        ThreadKind::Fs => crate::virtio::fs::SYSCALLS,
+        ThreadKind::Folder => crate::folder::SYSCALLS,
         ThreadKind::Sharing => crate::sharing::SYSCALLS,
         ThreadKind::Pager => crate::paging::SYSCALLS,
     }

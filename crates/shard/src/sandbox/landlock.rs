@@ -4,7 +4,12 @@
 //! Landlock needs neither rights nor namespaces, so it also works where those are refused. Open files remain
 //! usable.
 
-use landlock::{ABI, Access, AccessFs, AccessNet, LandlockStatus, Ruleset, RulesetAttr, RulesetError, Scope};
+use std::os::fd::BorrowedFd;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, Scope,
+};
 
 /// The newest version of Landlock whose restrictions are requested.
 const NEWEST: ABI = ABI::V6;
@@ -19,15 +24,34 @@ const LEVELS: [(ABI, &str, &str); 6] = [
     (ABI::V6, "abstract sockets and signals of other processes", "6.12"),
 ];
 
+/// The directory below which a process may open files.
+#[derive(Clone, Copy, Debug)]
+pub struct Beneath<'a> {
+    /// The open directory.
+    pub folder: BorrowedFd<'a>,
+    /// Whether the process may only read.
+    pub read_only: bool,
+}
+
 /// Restricts the calling thread and all threads that it starts. Returns the restrictions that this kernel
 /// lacks, one per line.
-pub fn restrict() -> Result<Vec<String>, RulesetError> {
-    let status = Ruleset::default()
+pub fn restrict(beneath: Option<Beneath<'_>>) -> Result<Vec<String>, RulesetError> {
+    let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
-        .create()?
-        .restrict_self()?;
+        .create()?;
+    if let Some(Beneath { folder, read_only }) = beneath {
+        let access = match read_only {
+            true => AccessFs::ReadFile | AccessFs::ReadDir,
+            false => {
+                AccessFs::from_all(NEWEST)
+                    & !(AccessFs::Execute | AccessFs::IoctlDev | AccessFs::MakeBlock | AccessFs::MakeChar)
+            }
+        };
+        rules = rules.add_rule(PathBeneath::new(folder, access))?;
+    }
+    let status = rules.restrict_self()?;
     Ok(lacking(&status.landlock))
 }
 

@@ -26,6 +26,7 @@ pub(crate) mod tests;
 use std::io;
 
 pub use filter::Syscall;
+pub use landlock::Beneath;
 pub use threads::{ThreadKind, Threads};
 
 use crate::launch::{Identity, SandboxLaunch, SandboxPolicy};
@@ -49,23 +50,40 @@ pub struct Closed {
     pub notes: Vec<String>,
 }
 
-/// Seals a process of one thread that has opened its last file and keeps the host's namespaces. The process
-/// changes to the given user and loses all capabilities and core dumps. From then on it has the system calls
-/// of this kind of thread.
+/// A process of one thread to be sealed.
+#[derive(Debug)]
+pub struct Sealing<'a> {
+    /// Kind of the thread.
+    pub kind: ThreadKind,
+    /// How strictly it is sealed.
+    pub policy: SandboxPolicy,
+    /// User and group to which it changes.
+    pub identity: Option<Identity>,
+    /// Directory below which it may open files.
+    pub beneath: Option<Beneath<'a>>,
+    /// Layers that the process itself could not apply, one per line.
+    pub missing: Vec<String>,
+}
+
+/// Seals a process of one thread that has opened its last file, but for those beneath its directory. The
+/// process changes to the given user and loses all capabilities and core dumps. From then on it has the
+/// system calls of this kind of thread.
 ///
 /// It does not report missing layers: a shard of the same VM does so, on the same host.
 ///
 /// # Errors
 /// Fails if the policy is `require` and a layer could not be applied.
-pub fn seal_alone(
-    kind: ThreadKind,
-    policy: SandboxPolicy,
-    identity: Option<Identity>,
-) -> Result<(), SandboxError> {
+pub fn seal_alone(sealing: Sealing<'_>) -> Result<(), SandboxError> {
+    let Sealing {
+        kind,
+        policy,
+        identity,
+        beneath,
+        mut missing,
+    } = sealing;
     if policy == SandboxPolicy::Off {
         return Ok(());
     }
-    let mut missing = Vec::new();
     let mut done = |what: &str, result: io::Result<()>| {
         if let Err(error) = result {
             missing.push(format!("{what}: {error}"));
@@ -77,7 +95,7 @@ pub fn seal_alone(
         done("user id of its own", identity::become_one(identity));
     }
     // Optional, as for shards: some kernels lack it.
-    let _ = landlock::restrict();
+    let _ = landlock::restrict(beneath);
     done("capabilities", capabilities::drop_all());
     done("no core dumps", dumps::forbid());
     let filtered = filter::supported().and_then(|()| filter::refuse_remapping());
@@ -118,7 +136,7 @@ pub fn close(launch: SandboxLaunch) -> Result<Closed, SandboxError> {
             changed.and_then(|()| identity::end_with_parent()),
         );
     }
-    match landlock::restrict() {
+    match landlock::restrict(None) {
         Ok(lacking) => notes.extend(lacking),
         Err(error) => notes.push(format!("Landlock: {error}")),
     }

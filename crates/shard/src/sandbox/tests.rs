@@ -18,7 +18,7 @@ use super::threads::{ThreadKind, Threads};
 use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
 use crate::launch::{Identity, SandboxLaunch};
 
-const KINDS: [ThreadKind; 17] = [
+const KINDS: [ThreadKind; 19] = [
     ThreadKind::Control,
     ThreadKind::Orders,
     ThreadKind::Vcpu,
@@ -34,6 +34,8 @@ const KINDS: [ThreadKind; 17] = [
     ThreadKind::Rng,
     ThreadKind::Balloon,
     ThreadKind::Pmem,
+    ThreadKind::Fs,
+    ThreadKind::Folder,
     ThreadKind::Sharing,
     ThreadKind::Pager,
 ];
@@ -130,9 +132,13 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
 ];
 const NO_FILE: u64 = u64::MAX;
 
-/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory.
+/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory, and a
+/// folder's process opens the folder's files.
 fn is_needed(kind: ThreadKind, attack: &str) -> bool {
-    (kind, attack) == (ThreadKind::Control, "F_ADD_SEALS")
+    matches!(
+        (kind, attack),
+        (ThreadKind::Control, "F_ADD_SEALS") | (ThreadKind::Folder, "open" | "F_SETFL")
+    )
 }
 
 /// Runs `work` in a child process and returns how that ended.
@@ -306,7 +312,7 @@ fn landlock_restricts_files_tcp_abstract_sockets_and_signals_as_reported() {
         let Ok(mut open) = File::open(&path) else {
             return 1;
         };
-        let Ok(lacking) = landlock::restrict() else {
+        let Ok(lacking) = landlock::restrict(None) else {
             return 2;
         };
         let restricts = |what: &str| {

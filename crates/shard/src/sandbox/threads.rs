@@ -44,6 +44,10 @@ pub enum ThreadKind {
     Balloon,
     /// Serves a persistent memory's queue.
     Pmem,
+    /// Serves a shared folder's queues.
+    Fs,
+    /// Serves the files of a shared folder, in a process of its own.
+    Folder,
     /// Shares memory in the background.
     Sharing,
     /// Pages guest memory: answers faults, writes pages out, or serves the paging disk.

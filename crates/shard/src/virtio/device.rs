@@ -22,6 +22,8 @@ pub enum VirtioId {
     Balloon = 5,
     /// Socket device.
     Vsock = 19,
+    /// Shared folder (file system device).
+    Fs = 26,
     /// Persistent memory.
     Pmem = 27,
 }

@@ -10,6 +10,7 @@
 pub mod balloon;
 pub mod block;
 pub mod device;
+pub mod fs;
 pub mod net;
 mod one_queue;
 pub mod pmem;

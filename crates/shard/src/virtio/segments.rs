@@ -6,6 +6,7 @@
 
 use libc::iovec;
 use virtio_queue::DescriptorChain;
+use virtio_queue::desc::split::Descriptor;
 use vm_memory::{GuestMemory, GuestMemoryMmap, Permissions};
 
 use super::device::DeviceError;
@@ -78,7 +79,6 @@ impl Segments {
         chain: DescriptorChain<&GuestMemoryMmap<()>>,
         direction: Direction,
     ) -> Result<(), DeviceError> {
-        let broken = |what: &str| DeviceError::Protocol(what.to_owned());
         let first = self.pieces.len();
         let mut descriptors = 0_usize;
         let mut complete = false;
@@ -90,22 +90,7 @@ impl Segments {
                     "a buffer is writable where it must be readable, or the reverse",
                 ));
             }
-            let length = descriptor.len() as usize;
-            if length > 0 {
-                let slices = memory
-                    .get_slices(descriptor.addr(), length, Permissions::ReadWrite)
-                    .map_err(|_| broken("a buffer lies outside memory"))?;
-                for slice in slices {
-                    let slice = slice.map_err(|_| broken("a buffer lies outside memory"))?;
-                    let base = slice.ptr_guard_mut().as_ptr().cast();
-                    self.pieces.push(iovec {
-                        iov_base: base,
-                        iov_len: slice.len(),
-                    });
-                    // No overflow: the iterator of the chain ends it at 4 GiB.
-                    self.bytes += slice.len();
-                }
-            }
+            self.push(memory, &descriptor)?;
             if descriptors > SEGMENTS_MAX || self.pieces.len() - first > SEGMENTS_MAX {
                 return Err(broken("a chain has too many buffers"));
             }
@@ -116,6 +101,59 @@ impl Segments {
         } else {
             Err(broken("a chain has a loop or leaves its table"))
         }
+    }
+
+    /// Returns the pieces of a request, and those for its reply: a chain's readable buffers, then its
+    /// writable ones.
+    pub fn of_request(
+        memory: &GuestMemoryMmap<()>,
+        chain: DescriptorChain<&GuestMemoryMmap<()>>,
+    ) -> Result<(Self, Self), DeviceError> {
+        let (mut request, mut reply) = (Self::default(), Self::default());
+        let (mut descriptors, mut complete, mut replies) = (0_usize, false, false);
+        for descriptor in chain {
+            descriptors += 1;
+            complete = !descriptor.has_next();
+            match (descriptor.is_write_only(), replies) {
+                (false, false) => request.push(memory, &descriptor)?,
+                (true, _) => {
+                    replies = true;
+                    reply.push(memory, &descriptor)?;
+                }
+                (false, true) => return Err(broken("a readable buffer follows a writable one")),
+            }
+            let pieces = request.pieces.len() + reply.pieces.len();
+            if descriptors > SEGMENTS_MAX || pieces > SEGMENTS_MAX {
+                return Err(broken("a chain has too many buffers"));
+            }
+        }
+        if complete {
+            Ok((request, reply))
+        } else {
+            Err(broken("a chain has a loop or leaves its table"))
+        }
+    }
+
+    /// Appends the pieces of one buffer.
+    fn push(&mut self, memory: &GuestMemoryMmap<()>, descriptor: &Descriptor) -> Result<(), DeviceError> {
+        let length = descriptor.len() as usize;
+        if length == 0 {
+            return Ok(());
+        }
+        let slices = memory
+            .get_slices(descriptor.addr(), length, Permissions::ReadWrite)
+            .map_err(|_| broken("a buffer lies outside memory"))?;
+        for slice in slices {
+            let slice = slice.map_err(|_| broken("a buffer lies outside memory"))?;
+            let base = slice.ptr_guard_mut().as_ptr().cast();
+            self.pieces.push(iovec {
+                iov_base: base,
+                iov_len: slice.len(),
+            });
+            // No overflow: the iterator of the chain ends it at 4 GiB.
+            self.bytes += slice.len();
+        }
+        Ok(())
     }
 
     /// Copies `data` to the pieces from byte `offset` on; returns the number of copied bytes.
@@ -155,6 +193,10 @@ impl Segments {
         }
         done
     }
+}
+
+fn broken(what: &str) -> DeviceError {
+    DeviceError::Protocol(what.to_owned())
 }
 
 #[cfg(test)]

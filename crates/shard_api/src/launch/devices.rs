@@ -116,6 +116,15 @@ pub enum NetBackendLaunch {
     Stream(Fd),
 }
 
+/// A shared folder.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FolderLaunch {
+    /// Name by which the guest mounts the folder, 36 bytes at most.
+    pub tag: String,
+    /// Socket of packets to the folder's process.
+    pub socket: Fd,
+}
+
 /// The socket device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VsockLaunch {

@@ -124,9 +124,10 @@ const AS_USER: &[&str] = &[
     "sharing",
     "successors",
     "vcpus",
+    "virtiofs",
 ];
 /// Those that run a second time where user namespaces are refused.
-const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus"];
+const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus", "virtiofs"];
 /// Guest programs whose guests are a few instructions, which a KVM that emulates runs, too, in a tenth of the
 /// time of a lab host. A campaign runs them in a lab host, which has NUMA nodes and control groups.
 const ON_ANY_KVM: &[&str] = &["cells", "placement", "service"];

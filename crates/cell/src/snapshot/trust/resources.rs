@@ -104,6 +104,8 @@ impl Resources {
             cells,
             // No VM with shared regions is frozen, so only a forged snapshot has them: left out below.
             shared,
+            // The same for shared folders.
+            folders,
             // Refused by `grant`.
             span: _,
         } = spec;
@@ -111,6 +113,7 @@ impl Resources {
         self.weigh(cpu_weight, &mut applied);
         (*resident, *paging_file, *paging_disk) = (None, None, None);
         shared.clear();
+        folders.clear();
         // A promise takes memory from others, and a weight is for paged VMs.
         drop_promise(memory_min, &mut applied);
         *memory_weight = None;

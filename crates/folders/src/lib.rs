@@ -1,0 +1,23 @@
+//! Shared folders: a process serves one folder of the host to one guest.
+//!
+//! The guest's requests are FUSE messages. Its shard takes them from a virtio queue and sends each as one
+//! packet of a socket; the process replies with one packet ([`packet`]). The process parses a guest's bytes,
+//! so it may be in the guest's hands: [`root`] confines it to the folder, the shard checks its replies.
+//!
+//! - [`process`]: starts the process, from the side of the code that opens a VM's files.
+//! - [`server`]: serves requests, in the process.
+//! - [`request`]: decides which requests are served, and removes what a guest may not choose.
+
+pub mod arguments;
+#[cfg(any(test, feature = "guest"))]
+pub mod guest;
+pub mod init;
+mod link;
+pub mod packet;
+pub mod process;
+pub mod request;
+pub mod root;
+pub mod server;
+
+pub use arguments::{Arguments, Cache};
+pub use process::{FolderProcess, FolderSpec, LeftFolder};
