@@ -10,7 +10,7 @@ use policy::cpu::windows::VmWindows;
 use policy::cpu::word::LOAD_MAX;
 use policy::cpu::{CpuId, VmId};
 use registry::cluster::windows::SpanningVcpu;
-use tracing::{debug, warn};
+use tracing::debug;
 use urpc::published::Published;
 
 use super::cpu_thread::Input;
@@ -73,7 +73,8 @@ impl VmTable {
     /// Brings a part to the drivers of its vCPUs' CPUs.
     pub(super) fn add_part(&mut self, name: String, part: Part, threads: Arc<dyn VcpuThreads>) {
         let Some((number, cpus)) = self.number().ok().zip(self.cpus_of(&part.vcpus)) else {
-            warn!(
+            // The report may come again several times a second.
+            debug!(
                 name,
                 "the part of a VM that spans cells is left to Linux: its CPUs are not the cell's"
             );

@@ -401,6 +401,10 @@ impl Adoptions {
         let mark = folder.join(SCHEDULED_FILE);
         match &self.scheduler {
             Some(scheduler) => {
+                // An earlier process may have died while it had each vCPU on one CPU for its windows.
+                if mark.exists() && handle.spans_this_host() {
+                    handle.restore_affinity();
+                }
                 // Without the mark the threads would stay on their CPUs without drivers; the VM runs on.
                 let _ = hostfiles::replace_volatile_file(&mark, private::FILE_MODE, b"");
                 scheduler.serve(cid, handle);

@@ -38,6 +38,11 @@ const REST_INTERVAL: Duration = Duration::from_secs(1);
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which a cell that did not answer is not asked. Ours: longer than the wait for it.
 const AVOIDANCE: Duration = Duration::from_secs(5);
+/// Time after which a VM counts as silent whose shards do not report where its vCPUs are: the wait holds up
+/// the windows of other VMs.
+const SILENCE_MIN: Duration = Duration::from_millis(500);
+/// Time for which a silent VM is not asked. Ours: far longer than the 5 s of such a wait.
+const SILENCE_AVOIDANCE: Duration = Duration::from_secs(120);
 /// Greatest number of vCPUs of a VM in a report: that of any VM.
 const VCPUS_MAX: usize = 256;
 
@@ -142,6 +147,7 @@ pub(super) fn start(
         arbiter,
         follower: Follower::default(),
         avoided: BTreeMap::new(),
+        silent: BTreeMap::new(),
         measures: Measures::default(),
         driven: BTreeMap::new(),
     };
@@ -168,6 +174,8 @@ struct Reporter {
     follower: Follower<wire::SpanningVm>,
     /// Cells that did not answer, until a time.
     avoided: BTreeMap<u16, Instant>,
+    /// VMs whose shards did not report, by name, until a time.
+    silent: BTreeMap<String, Instant>,
     measures: Measures,
     /// VMs that the gate has, by name.
     driven: BTreeMap<String, VmHandle>,
@@ -200,29 +208,43 @@ impl Reporter {
     }
 
     /// VMs with their home here that span cells and may have windows.
-    fn own_vms(&self) -> Vec<OwnVm> {
+    fn own_vms(&mut self) -> Vec<OwnVm> {
+        let now = Instant::now();
+        self.silent.retain(|_, until| now < *until);
         let handles = self.adoptions.served();
         let vms = handles.into_iter().filter(VmHandle::spans_this_host);
-        vms.filter_map(|handle| {
-            let known = handle.recorder().read(|record| {
-                let weight = record.spec.cpu_weight.map_or(WEIGHT_DEFAULT, u32::from);
-                // A pin, and `gang = false`, leave the VM to Linux.
-                let may = record.pins.is_empty() && record.spec.gang;
-                may.then(|| (record.name.clone(), weight))
-            });
-            let (name, weight) = known.flatten()?;
-            let threads = handle
-                .span_threads()
-                .inspect_err(|error| debug!(%error, name, "the VM has no windows"));
-            let threads = threads.ok()?;
-            let spanning = spanning_vm(name, weight, &threads, &self.plan)?;
-            Some(OwnVm {
-                handle,
-                threads,
-                spanning,
-            })
-        })
-        .collect()
+        vms.filter_map(|handle| self.own_vm(handle)).collect()
+    }
+
+    fn own_vm(&mut self, handle: VmHandle) -> Option<OwnVm> {
+        let known = handle.recorder().read(|record| {
+            let weight = record.spec.cpu_weight.map_or(WEIGHT_DEFAULT, u32::from);
+            // A pin, and `gang = false`, leave the VM to Linux.
+            let may = record.pins.is_empty() && record.spec.gang;
+            may.then(|| (record.name.clone(), weight))
+        });
+        let (name, weight) = known.flatten()?;
+        if self.silent.contains_key(&name) {
+            return None;
+        }
+        let begun = Instant::now();
+        match handle.span_threads() {
+            Ok(threads) => {
+                let spanning = spanning_vm(name, weight, &threads, &self.plan)?;
+                Some(OwnVm {
+                    handle,
+                    threads,
+                    spanning,
+                })
+            }
+            Err(error) => {
+                debug!(%error, name, "the VM has no windows");
+                if begun.elapsed() >= SILENCE_MIN {
+                    self.silent.insert(name, Instant::now() + SILENCE_AVOIDANCE);
+                }
+                None
+            }
+        }
     }
 
     fn report(&mut self, own: &[OwnVm]) -> wire::CellReport {
