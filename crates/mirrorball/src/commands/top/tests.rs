@@ -252,7 +252,7 @@ fn moves_between_cells_by_decision_are_shown_with_the_vcpu_that_is_away() {
     });
     sample.vcpus[2].reading.moved_by = Some(MovedBy::Decision);
     sample.vcpus[0].reading.moved_by = Some(MovedBy::Command);
-    let lines = draw(Some(&sample), &State::default(), (120, 16));
+    let lines = draw(Some(&sample), &State::default(), (160, 16));
     let cell = "CPUs 0; 2 vCPUs; borrowed 64M of 1; vCPUs moved 8, returned 7, recalled 6, refused 5";
     assert!(lines[2].ends_with(cell), "{}", lines[2]);
     let text = |row: &str| {
