@@ -25,6 +25,8 @@ fn vms_of_the_same_cells_take_turns_by_weight_and_leave_local_vms_their_part() {
     // In cell 1 two busy vCPUs of weight 100 compete for each CPU.
     assert_eq!(divided(&[(1, 200)], &both), [(1, 0, 30), (2, 30, 30)]);
     assert_eq!(divided(&[(1, 200)], &both[..1]), [(2, 0, 40)]);
+    let light = [vm(1, 1, &[0, 1])];
+    assert_eq!(divided(&[(1, 10_000)], &light), [(1, 0, 5)], "the least length");
 }
 
 #[test]
