@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use guest_tests::command::{Call, binary, built};
 use guest_tests::wait;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::cpu_moves::cells_of_a_cpu;
@@ -50,14 +51,15 @@ impl Cells {
         let socket = self.scratch.join("api.sock");
         let call = self.with_settings(Call::new(built("mirrorball-api")));
         let api = call.args([Path::new("--socket"), &socket, Path::new("--program"), &binary()]);
-        // Ended when this is dropped.
-        let _api = api.spawn();
+        let api = api.spawn();
         let mut stream = wait::until("the API serves", SOON, || UnixStream::connect(&socket).ok());
         let request = "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         stream.set_read_timeout(Some(SOON)).expect("a socket");
         stream.write_all(request.as_bytes()).expect("it reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("an answer in time");
+        api.signal(Signal::SIGTERM);
+        api.wait().expect(0);
         answer
     }
 
