@@ -119,7 +119,9 @@ targets! {
     lab_file
     locks
     manifest
+    nat
     net
+    network
     overlay
     pci
     pmem

@@ -311,3 +311,54 @@ fn a_tap_device_with_two_queue_pairs_uses_both() {
     }
     vm.stop();
 }
+
+/// A VM on the network `name` of a subnet, with its address.
+fn subnet_vm(name: &str, network: &str, more: &str, scratch: &Scratch) -> (Vm, String) {
+    let vm = VmFile::new(name)
+        .memory("256M")
+        .net(&format!("kind = \"subnet\"\nnetwork = \"{network}\"\n{more}"))
+        .start(scratch);
+    vm.add_tool();
+    let router = net::lease(&vm, scratch);
+    (vm, router)
+}
+
+#[test]
+fn guests_of_a_subnet_find_each_other_by_name_and_the_outside_by_the_gateway() {
+    let scratch = Scratch::new("subnet");
+    let network = format!("t-{}", std::process::id());
+    let forwarded = net::free_port();
+    let forward = format!("forward = [\"{forwarded}:{GUEST_PORT}\"]");
+    let (a, router) = subnet_vm("net-a", &network, &forward, &scratch);
+    let (b, _) = subnet_vm("net-b", &network, "host = true", &scratch);
+    let (other, _) = subnet_vm("net-c", &format!("{network}-other"), "", &scratch);
+    // By its name, then by its address.
+    let found = b.sh(&format!("nslookup {} {router}", a.name()));
+    let address = a.sh("ip -4 addr show dev eth0 | sed -n 's/.*inet \\([0-9.]*\\).*/\\1/p'");
+    assert!(found.contains(address.trim()), "{found} has no {address}");
+    b.sh(&format!("ping -c 3 -W 10 {}", address.trim()));
+    let unknown = other.sh(&format!("nslookup {} {router} || true", a.name()));
+    assert!(!unknown.contains(address.trim()), "{unknown}");
+    let unreached = other.sh(&format!(
+        "ping -c 1 -W 3 {} >&2 && echo reached || echo lost",
+        address.trim()
+    ));
+    assert_eq!(unreached.trim(), "lost");
+    // Between two guests.
+    let mut receiver = a.tool(&["receive", "7001"]).limit(LIMIT).spawn();
+    receiver.wait_for("listening", Duration::from_secs(20));
+    let target = format!("{}:7001", address.trim());
+    let sent = b.tool(&["send", &target, "31", "3000000"]).limit(LIMIT).ok();
+    let received = receiver.wait().expect(0);
+    assert_eq!(
+        received.text().lines().last(),
+        Some(sent.text().trim()),
+        "{received}"
+    );
+    // The host: by its loopback for a card that may, by a forwarded port, and not at all for another card.
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    upload(&b, listener, &router, 3_000_000);
+    let from_host = SocketAddr::from(([127, 0, 0, 1], forwarded));
+    download(&a, from_host, 3_000_000);
+    expect_unreachable(&a, &router);
+}

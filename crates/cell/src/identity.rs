@@ -27,6 +27,8 @@ pub enum IdOwner {
     Vm(u32),
     /// The number of a part of another host's VM, counted from 0.
     Part(u32),
+    /// The number of the gateway of the user's subnet: the last of those of parts.
+    Gateway,
 }
 
 /// The identity of a shard, and a note if it has none of its own.
@@ -124,6 +126,7 @@ fn number(place: IdOwner, range: &Range<u32>) -> u32 {
     let for_parts = count / 2;
     match place {
         IdOwner::Part(part) if for_parts > 0 => range.start + part % for_parts,
+        IdOwner::Gateway => range.start + for_parts.saturating_sub(1),
         IdOwner::Vm(number) | IdOwner::Part(number) => range.end - 1 - number % (count - for_parts),
     }
 }
@@ -189,6 +192,8 @@ mod tests {
         );
         let part = of_root(IdOwner::Part(1), (subuid, subgid), WHOLE);
         assert_eq!(uid(&part), 500_001);
+        let gateway = of_root(IdOwner::Gateway, (subuid, subgid), WHOLE);
+        assert_eq!(uid(&gateway), 500_049);
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub mod share_group;
 pub mod snapshot;
 mod socket;
 pub mod spanning;
+pub mod subnet_card;
 mod text;
 mod vcpu_statistics;
 pub mod vm;

@@ -33,7 +33,7 @@ use subnet::card_process::CardProcess;
 use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
 
-use self::cards::UserCard;
+use self::cards::{OnSubnet, UserCard};
 use self::files::{Files, GroupFiles};
 use self::folders::Folder;
 use self::names::Names;
@@ -43,6 +43,7 @@ use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::{Apart, Claims};
 use crate::socket::bind;
+use crate::subnet_card::{SubnetCardError, drain};
 
 pub use self::cards::hardware_addresses;
 pub use self::files::scratch_directory;
@@ -63,6 +64,9 @@ pub enum OpenError {
     /// A network card.
     #[error(transparent)]
     Net(#[from] subnet::SubnetError),
+    /// A card of a subnet.
+    #[error(transparent)]
+    Subnet(#[from] SubnetCardError),
     /// Another file of the VM can't be used.
     #[error("{what} {path}: {source}; {help}")]
     File {
@@ -122,6 +126,7 @@ pub struct VmResources {
     locks: Locks,
     passt: Vec<UserCard>,
     folders: Vec<Folder>,
+    subnet: Vec<OnSubnet>,
     /// The log of the home, which has a line for each card that was cut off.
     pub(crate) log: Arc<ShardLog>,
 }
@@ -269,6 +274,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
         },
         passt: cards.user_mode,
         folders: folders.opened,
+        subnet: cards.subnet,
         log,
     })
 }
@@ -356,6 +362,9 @@ impl VmResources {
             .flatten()
         {
             lseek(&self.files[fd.0], 0, Whence::SeekSet).map_err(io::Error::from)?;
+        }
+        for card in &self.subnet {
+            drain(&self.files[card.file.0]);
         }
         for card in &mut self.passt {
             // The old process holds the forwarded ports until it has ended.

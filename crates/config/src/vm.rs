@@ -4,6 +4,7 @@
 //! schema.
 
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -408,20 +409,56 @@ pub enum FolderCache {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NetSpec {
-    /// `user`, or `tap`.
+    /// `user`, `subnet`, or `tap`.
     pub kind: NetKind,
     /// The TAP device, for `tap`.
     pub tap: Option<String>,
-    /// Ports of the host forwarded to the guest, for `user`: `8080:80`, `udp:5353:53`.
+    /// Ports of the host forwarded to the guest, for `user` and `subnet`: `8080:80`, `udp:5353:53`.
     #[serde(default)]
     pub forward: Vec<String>,
     /// MAC address; chosen when absent.
     pub mac: Option<String>,
     /// Number of queue pairs, for `tap`; one when absent.
     pub queues: Option<u16>,
-    /// Whether the guest may reach the host and the cluster's hosts, for `user`.
+    /// Whether the guest may reach the host and the cluster's hosts, for `user` and `subnet`.
     #[serde(default)]
     pub host: bool,
+    /// Network of the card, for `subnet`: letters, digits, `-`, `_`, `.`; 63 at most. When absent, that of
+    /// the share group, or of the command that started the VM.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// IPv4 address of the card on its network, for `subnet`; chosen when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub address: Option<Ipv4Addr>,
+    /// Maximum bytes per second that the guest sends, for `subnet`, from 1K; no limit when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// Maximum packets per second that the guest sends, for `subnet`, from 1; no limit when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u32>,
+}
+
+impl NetSpec {
+    /// Returns a card of this kind with no further settings.
+    pub fn of(kind: NetKind) -> Self {
+        Self {
+            kind,
+            tap: None,
+            forward: Vec::new(),
+            mac: None,
+            queues: None,
+            host: false,
+            network: None,
+            address: None,
+            bandwidth: None,
+            packets: None,
+        }
+    }
 }
 
 /// Connection of a network card.
@@ -431,6 +468,8 @@ pub struct NetSpec {
 pub enum NetKind {
     /// Unprivileged networking through passt.
     User,
+    /// A network of this owner's VMs, with a way out.
+    Subnet,
     /// A TAP device.
     Tap,
 }

@@ -8,6 +8,7 @@ mod idempotency;
 mod process;
 mod progress;
 mod remote;
+mod subnet_gateway;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use commands::select::Selection;
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, events, generate, heat, image, knowledge, lab as labs,
-    list, mem, run, top, topology, update, vm,
+    list, mem, net, run, top, topology, update, vm,
 };
 use config::{Selector, Size};
 use idempotency::RequestArgs;
@@ -213,6 +214,9 @@ enum Command {
     /// VMs that are kept, and start when the cluster comes up
     #[command(subcommand)]
     Vm(vm::VmCommand),
+    /// Networks of this user's VMs on this host: list, inspect, capture
+    #[command(subcommand)]
+    Net(net::NetCommand),
     /// Build, list and remove images
     #[command(subcommand)]
     Image(image::ImageCommand),
@@ -279,6 +283,7 @@ impl Command {
             | Self::Knowledge(_)
             | Self::Probe
             | Self::Vm(_)
+            | Self::Net(_)
             | Self::Image(_)
             | Self::Disk(_)
             | Self::Dsm(_)
@@ -310,6 +315,7 @@ impl Command {
                 | Self::Knowledge(_)
                 | Self::Probe
                 | Self::Generate(_)
+                | Self::Net(_)
         ) || matches!(self, Self::Vm(command) if command.only_prints())
             || matches!(self, Self::Cluster(command) if command.only_prints())
             || matches!(self, Self::Image(command) if command.only_prints())
@@ -456,6 +462,7 @@ fn obey(command: Command) -> Result<ExitCode> {
             image::run(command).map_err(|error| miette!("{error}"))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Net(command) => net::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Disk(command) => disk::run(command),
         Command::Dsm(command) => dsm::dsm(&command),
         Command::Lab(args) => Ok(labs::run(args)),

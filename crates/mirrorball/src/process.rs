@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use cell::cluster::commands;
-use cell::opener;
 use cell::programs::Programs;
+use cell::{opener, subnet_card};
 use miette::{IntoDiagnostic, Result};
 use process_log::{LEVEL, Settings};
 
-use crate::remote;
+use crate::{remote, subnet_gateway};
 
 /// Runs as such a process if the command line names one; returns when it is done.
 pub fn take_over() -> Option<Result<()>> {
@@ -37,6 +37,7 @@ pub fn take_over() -> Option<Result<()>> {
         ["cell-admission"] => logged(cell::cluster::admission::serve),
         ["measure"] => hostinfo::facts::measure(true).map(drop).into_diagnostic(),
         ["monitors"] => start_monitors(),
+        [subnet_card::COMMAND, ref identity @ ..] => subnet_gateway::run(identity),
         [opener::COMMAND, ref owner @ ..] => {
             // SAFETY: the monitor has put its socket at standard input, which no other code of this process
             // reads.
@@ -65,6 +66,7 @@ fn is_of_this_host(words: &[&str]) -> bool {
         "cell-admission",
         "measure",
         "monitors",
+        subnet_card::COMMAND,
         opener::COMMAND,
     ];
     words.first().is_some_and(|first| own.contains(first))

@@ -10,6 +10,7 @@
 //! | [`control`] | requests to a running VM, and their answers |
 //! | [`kill`] | the end of a VM whose process may not answer |
 //! | [`json_line`] | a message as a line of JSON, with the versions that its sender speaks |
+//! | [`subnet`] | requests to the gateway of a user's subnet, and its responses |
 //! | [`idempotency`] | results of requests with an id, for clients that repeat one |
 //! | [`update`] | changes to the host resources of a running VM |
 //! | [`cluster`] | the directories of cells, requests to a cell, and its responses |
@@ -33,5 +34,6 @@ pub mod monitor;
 pub mod peer;
 pub mod runtime;
 pub mod share_group;
+pub mod subnet;
 pub mod update;
 pub mod vms;

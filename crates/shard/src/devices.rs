@@ -91,6 +91,7 @@ impl DeviceFiles {
                     net::Backend::Tap(queues?)
                 }
                 NetBackendLaunch::Stream(fd) => net::Backend::Stream(OwnedFd::from(files.take(*fd)?)),
+                NetBackendLaunch::Packets(fd) => net::Backend::Packets(OwnedFd::from(files.take(*fd)?)),
             });
         }
         let folders = spec.folders.iter().map(|folder| files.take(folder.socket));

@@ -55,9 +55,29 @@ pub enum SubnetError {
     },
     /// A port of the host may not be used by this user.
     #[error(
-        "host port {port}/{protocol} needs a privilege that passt does not have; forward one from 1024 on"
+        "host port {port}/{protocol} needs a privilege that the network's process does not have; forward one \
+         from 1024 on"
     )]
     PortPermission {
+        /// Number of the host's port.
+        port: u16,
+        /// Protocol, `tcp` or `udp`.
+        protocol: &'static str,
+    },
+    /// A port of the host could not be opened.
+    #[error("cannot open host port {port}/{protocol} for a guest")]
+    Port {
+        /// Number of the host's port.
+        port: u16,
+        /// Protocol, `tcp` or `udp`.
+        protocol: &'static str,
+        /// Reason of the failure.
+        #[source]
+        source: io::Error,
+    },
+    /// The card of a forwarded port does not exist.
+    #[error("there is no network card to which host port {port}/{protocol} could lead")]
+    PortWithoutCard {
         /// Number of the host's port.
         port: u16,
         /// Protocol, `tcp` or `udp`.

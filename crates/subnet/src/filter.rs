@@ -53,7 +53,7 @@ impl Resolvers {
         for server in servers.filter_map(|server| server.trim().parse::<IpAddr>().ok()) {
             match server {
                 IpAddr::V4(server) if server.is_loopback() => resolvers.at_gateway = true,
-                server if is_barred_by_kind(server) || gateways.contains(&server) => {}
+                server if server == GATEWAY || is_barred_by_kind(server) || gateways.contains(&server) => {}
                 server => resolvers.direct.push(server),
             }
         }
@@ -143,33 +143,31 @@ fn is_plausible_source(source: IpAddr, barred: &Barred) -> bool {
 }
 
 fn is_barred(address: IpAddr, barred: &Barred) -> bool {
-    let is_listed = |address: IpAddr| barred.own.contains(&address) || barred.cluster.contains(&address);
-    let is_translated = match address {
-        IpAddr::V6(address) => {
-            translated(address).is_some_and(|inner| is_barred_by_kind(inner) || is_listed(inner))
-        }
-        IpAddr::V4(_) => false,
-    };
-    is_barred_by_kind(address) || is_listed(address) || is_translated
+    address == GATEWAY || is_barred_by_kind(address) || is_listed(address, barred)
 }
 
-fn is_barred_by_kind(address: IpAddr) -> bool {
+/// Returns whether the list has the address, or the one that it stands for.
+pub(crate) fn is_listed(address: IpAddr, barred: &Barred) -> bool {
+    let has = |address: IpAddr| barred.own.contains(&address) || barred.cluster.contains(&address);
+    has(address) || translated(address).is_some_and(has)
+}
+
+/// Returns whether an address, or the one that it stands for, is loopback, link-local, multicast, broadcast
+/// or unspecified.
+pub(crate) fn is_barred_by_kind(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
             // Linux treats 0.0.0.0 as the loopback.
-            address.octets()[0] == 0
-                || address.is_loopback()
-                || address.is_link_local()
-                || is_group(address)
-                || address == GATEWAY
+            address.octets()[0] == 0 || address.is_loopback() || address.is_link_local() || is_group(address)
         }
-        IpAddr::V6(address) => {
+        IpAddr::V6(inner) => {
             // ::/96 holds ::, ::1 and IPv4-compatible addresses.
-            let is_low = address.segments()[..6] == [0; 6];
+            let is_low = inner.segments()[..6] == [0; 6];
             is_low
-                || address.to_ipv4_mapped().is_some()
-                || address.is_unicast_link_local()
-                || address.is_multicast()
+                || inner.to_ipv4_mapped().is_some()
+                || inner.is_unicast_link_local()
+                || inner.is_multicast()
+                || translated(address).is_some_and(is_barred_by_kind)
         }
     }
 }
@@ -180,7 +178,10 @@ fn is_group(address: Ipv4Addr) -> bool {
 }
 
 /// Returns the IPv4 address that a translator on the path derives from an address of 64:ff9b::/96.
-fn translated(address: Ipv6Addr) -> Option<IpAddr> {
+fn translated(address: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V6(address) = address else {
+        return None;
+    };
     let [0x64, 0xff9b, 0, 0, 0, 0, high, low] = address.segments() else {
         return None;
     };

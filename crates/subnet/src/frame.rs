@@ -81,6 +81,15 @@ pub fn parse(frame: &[u8]) -> Option<Packet> {
     }
 }
 
+/// Reads the headers of an IP packet; returns none for packets that cannot be judged.
+pub fn parse_ip(packet: &[u8]) -> Option<Datagram> {
+    match packet.first()? >> 4 {
+        4 => ipv4(packet),
+        6 => ipv6(packet),
+        _ => None,
+    }
+}
+
 fn ipv4(packet: &[u8]) -> Option<Datagram> {
     let header: &[u8; IPV4_BYTES] = packet.first_chunk()?;
     let header_bytes = usize::from(header[0] & 0x0f) * 4;

@@ -9,11 +9,17 @@ mod error;
 pub mod filter;
 mod forward;
 pub mod frame;
-mod host;
+pub mod host;
+mod host_socket;
+mod listing;
 mod mac;
+pub mod nat;
+pub mod network;
 pub mod passt;
+pub mod pcap;
 pub mod process;
 pub mod relay;
+pub mod resolver;
 #[cfg(test)]
 mod samples;
 pub mod tap;

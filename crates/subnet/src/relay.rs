@@ -5,7 +5,6 @@
 //! are sent. The end of either side ends the relay.
 
 mod frames;
-mod listing;
 
 use std::fs::File;
 use std::io;
@@ -18,8 +17,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv, send};
 
 use self::frames::{Frames, LENGTH_BYTES};
-use self::listing::{Freshness, Listing};
 use crate::filter::{Barred, Peers, Resolvers, admits};
+use crate::listing::{Freshness, Listing};
 use crate::process::message::{ASK, MESSAGE_BYTES_MAX, Message};
 
 /// Reason for the end of a relay.

@@ -21,7 +21,9 @@ mod kernel_payload;
 mod lab_file;
 mod locks;
 mod manifest;
+mod nat;
 mod net;
+mod network;
 mod overlay;
 mod pci;
 mod pmem;
@@ -69,7 +71,9 @@ targets! {
     lab_file
     locks
     manifest
+    nat
     net
+    network
     overlay
     pci
     pmem

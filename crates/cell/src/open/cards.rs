@@ -5,6 +5,7 @@ use std::sync::Arc;
 use config::VmSpec;
 use config::vm::{NetKind, NetSpec};
 use nix::unistd::geteuid;
+use registry::subnet::{HostFacts, Join};
 use shard_api::launch::{Fd, NetBackendLaunch, NetLaunch};
 use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
@@ -15,6 +16,7 @@ use super::{OpenError, Opening};
 use crate::identity::{Given, IdOwner};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
+use crate::subnet_card::SubnetCard;
 
 /// A card of user-mode networking: its passt, and how to start it again.
 #[derive(Debug)]
@@ -28,11 +30,23 @@ pub(super) struct UserCard {
     pub child: Option<PasstChild>,
 }
 
+/// A card of a subnet.
+#[derive(Debug)]
+pub(super) struct OnSubnet {
+    /// Its number among all cards of the VM.
+    pub number: usize,
+    /// The shard's end of its socket among the files.
+    pub file: Fd,
+    /// Its connection, which ends when this is dropped.
+    pub card: SubnetCard,
+}
+
 /// The cards of a VM.
 #[derive(Default)]
 pub(super) struct Cards {
     pub launches: Vec<NetLaunch>,
     pub user_mode: Vec<UserCard>,
+    pub subnet: Vec<OnSubnet>,
 }
 
 impl Opening<'_> {
@@ -53,6 +67,17 @@ impl Opening<'_> {
                     let queues = queues.into_iter().map(|queue| self.files.add(queue));
                     NetBackendLaunch::Tap(queues.collect())
                 }
+                (NetKind::Subnet, _) => {
+                    let join = join(&net, mac, index, self.name, self.spec.share_group.as_deref());
+                    let (near, card) = SubnetCard::join(id.clone(), join, log.clone())?;
+                    let file = self.files.add(near);
+                    all.subnet.push(OnSubnet {
+                        number: index,
+                        file,
+                        card,
+                    });
+                    NetBackendLaunch::Packets(file)
+                }
                 _ => {
                     let count = Count::new()?;
                     let egress =
@@ -72,6 +97,27 @@ impl Opening<'_> {
             all.launches.push(NetLaunch { id, mac, backend });
         }
         Ok(all)
+    }
+}
+
+/// The request of a card that joins its subnet. Its network is the one that it names, else that of the VM's
+/// share group, else one of the VM alone: commands name a network for the VMs that they start together.
+pub(super) fn join(net: &NetSpec, mac: [u8; 6], card: usize, vm: &str, share_group: Option<&str>) -> Join {
+    let network = net.network.clone().unwrap_or_else(|| match share_group {
+        Some(group) => format!("group-{group}"),
+        None => format!("vm-{vm}"),
+    });
+    Join {
+        network,
+        vm: vm.to_owned(),
+        card,
+        mac,
+        address: net.address,
+        forward: net.forward.clone(),
+        host: net.host,
+        bandwidth: net.bandwidth.map(|size| size.0),
+        packets: net.packets,
+        facts: HostFacts::default(),
     }
 }
 
@@ -102,16 +148,9 @@ fn passt_user(cid: u32) -> Option<(u32, u32)> {
 
 /// The VM's network cards: one of user-mode networking if the spec has no list.
 pub(super) fn cards(spec: &VmSpec) -> Vec<NetSpec> {
-    spec.nets.clone().unwrap_or_else(|| {
-        vec![NetSpec {
-            kind: NetKind::User,
-            tap: None,
-            forward: Vec::new(),
-            mac: None,
-            queues: None,
-            host: false,
-        }]
-    })
+    spec.nets
+        .clone()
+        .unwrap_or_else(|| vec![NetSpec::of(NetKind::User)])
 }
 
 /// The hardware address of each card of the VM called `name`: its own, or one made of the name.

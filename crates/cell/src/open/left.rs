@@ -15,7 +15,7 @@ use subnet::card_process::{CardProcess, LeftProcess};
 use subnet::passt::{LeftCard, PasstChild};
 use subnet::process::{Count, FilterProcess, LeftFilter};
 
-use super::cards::{UserCard, cards, hardware_addresses, passt_spec};
+use super::cards::{OnSubnet, UserCard, cards, hardware_addresses, join, passt_spec};
 use super::egress::egress;
 use super::folders::{Folder, LeftServer};
 use super::{Locks, OpenError, VmResources};
@@ -23,6 +23,7 @@ use crate::left::{Leaving, LeftFiles};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
 use crate::share_group::Claims;
+use crate::subnet_card::{LeftSubnetCard, SubnetCard};
 
 /// Everything of a [`VmResources`] but its spec, which is in the VM's record. Descriptors are positions among
 /// those that are left.
@@ -44,6 +45,22 @@ pub(crate) struct LeftOpened {
     /// Shared folders. Absent from a monitor of the release before.
     #[serde(default)]
     folders: Vec<LeftServer>,
+    /// Added for cards of a subnet; a program that does not know it has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    subnet: Vec<SubnetCardRecord>,
+}
+
+/// A card of a subnet.
+#[derive(Debug, Serialize, Deserialize)]
+struct SubnetCardRecord {
+    /// Its number among all cards of the VM.
+    number: usize,
+    /// The shard's end of its socket among the VM's files.
+    file: Fd,
+    /// Copy of the gateway's end.
+    far: Fd,
+    /// The connection that joined it; none if it is off its network.
+    connection: Option<Fd>,
 }
 
 /// A card of user-mode networking.
@@ -129,6 +146,8 @@ impl VmResources {
         let cards = cards.collect::<io::Result<_>>()?;
         let folders = self.folders.iter().map(|folder| folder.leave(leaving));
         let folders = folders.collect::<io::Result<_>>()?;
+        let subnet = self.subnet.iter().map(|card| card.leave(leaving));
+        let subnet = subnet.collect::<io::Result<_>>()?;
         Ok(LeftOpened {
             launch: self.launch.clone(),
             files: all,
@@ -144,6 +163,7 @@ impl VmResources {
             log: self.log.leave(leaving)?,
             cards,
             folders,
+            subnet,
         })
     }
 
@@ -198,6 +218,23 @@ impl VmResources {
         let folders = left.folders.into_iter();
         let folders = folders.map(|folder| Folder::adopt(folder, files, &spec, program, &log));
         let folders = folders.collect::<io::Result<_>>()?;
+        let mut subnet = Vec::new();
+        for card in left.subnet {
+            let missing = || io::Error::from(io::ErrorKind::InvalidData);
+            let net = nets.get(card.number).ok_or_else(missing)?;
+            let mac = *addresses.get(card.number).ok_or_else(missing)?;
+            let request = join(net, mac, card.number, name, spec.share_group.as_deref());
+            let descriptors = LeftSubnetCard {
+                far: files.take(card.far)?,
+                connection: card.connection.map(|file| files.take(file)).transpose()?,
+            };
+            let id = format!("net{}", card.number);
+            subnet.push(OnSubnet {
+                number: card.number,
+                file: card.file,
+                card: SubnetCard::adopt(id, request, descriptors, log.clone())?,
+            });
+        }
         let announcements = left
             .launch
             .disks
@@ -223,7 +260,20 @@ impl VmResources {
             },
             passt,
             folders,
+            subnet,
             log,
+        })
+    }
+}
+
+impl OnSubnet {
+    fn leave(&self, leaving: &mut Leaving) -> io::Result<SubnetCardRecord> {
+        let LeftSubnetCard { far, connection } = self.card.left()?;
+        Ok(SubnetCardRecord {
+            number: self.number,
+            file: self.file,
+            far: leaving.add(far)?,
+            connection: connection.map(|file| leaving.add(file)).transpose()?,
         })
     }
 }

@@ -209,7 +209,11 @@ fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
         host,
         // The setting is the guest's own.
         mac: _,
+        address: _,
         queues: _,
+        bandwidth: _,
+        packets: _,
+        network,
     } = card;
     let mut withheld = Vec::new();
     let ports = std::mem::take(forward);
@@ -221,6 +225,12 @@ fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     }
     if std::mem::take(host) {
         withheld.push("its card does not lead to the host; --as-is lets it".to_owned());
+    }
+    if let Some(network) = network.take() {
+        let network = network.escape_debug();
+        withheld.push(format!(
+            "its card is not on the network {network}; --as-is puts it there"
+        ));
     }
     withheld
 }
@@ -310,8 +320,10 @@ fn host_doors(spec: &VmSpec) -> Vec<String> {
                 .map(|tap| format!("the TAP device {}", tap.escape_debug()));
             let ports = card.forward.iter();
             let host = card.host.then(|| "the host's own addresses".to_owned());
+            let network = card.network.iter();
             tap.chain(ports.map(|ports| format!("the host's port {}", ports.escape_debug())))
                 .chain(host)
+                .chain(network.map(|network| format!("the network {}", network.escape_debug())))
         })
         .collect()
 }

@@ -357,6 +357,11 @@ fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
         host,
         mac: _,
         queues: _,
+        // The member's own networks.
+        network: _,
+        address: _,
+        bandwidth: _,
+        packets: _,
     } = net;
     if *kind == NetKind::Tap || tap.is_some() {
         return Err(refused(

@@ -3,7 +3,51 @@
 use crate::fault::{Fault, fault};
 use crate::vm::{NetKind, NetSpec};
 
+/// Least rate that a card can be limited to, bytes per second: a frame of the usual size takes 1.5 s.
+const BANDWIDTH_MIN: u64 = 1 << 10;
+/// Greatest length of a network's name.
+const NAME_BYTES_MAX: usize = 63;
+
 pub(super) fn check(net: &NetSpec, index: &str) -> Result<(), Fault> {
+    check_kind(net, index)?;
+    check_subnet(net, index)?;
+    check_forwards(net, index)?;
+    if let Some(text) = &net.mac
+        && mac(text).is_none()
+    {
+        return Err(fault(
+            &["nets", index, "mac"],
+            format!("{text:?} is not a card's address"),
+            "write six bytes, not all zero and not a group's, as \"02:00:00:00:00:01\"",
+        ));
+    }
+    if net.queues.is_some_and(|queues| queues == 0 || queues > 8) {
+        return Err(fault(
+            &["nets", index, "queues"],
+            "not a number of queue pairs",
+            "write a number from 1 to 8",
+        ));
+    }
+    if net.kind != NetKind::Tap && net.queues.is_some_and(|queues| queues > 1) {
+        return Err(fault(
+            &["nets", index, "queues"],
+            format!("{} has one queue pair", described(net.kind)),
+            "drop `queues`",
+        ));
+    }
+    Ok(())
+}
+
+fn described(kind: NetKind) -> &'static str {
+    match kind {
+        NetKind::User => "user networking",
+        NetKind::Subnet => "a card of a subnet",
+        NetKind::Tap => "a TAP device",
+    }
+}
+
+/// Checks the settings of TAP devices, and those that such a device has not.
+fn check_kind(net: &NetSpec, index: &str) -> Result<(), Fault> {
     match (net.kind, &net.tap) {
         (NetKind::Tap, None) => {
             return Err(fault(
@@ -12,10 +56,10 @@ pub(super) fn check(net: &NetSpec, index: &str) -> Result<(), Fault> {
                 "add `tap = \"NAME\"`",
             ));
         }
-        (NetKind::User, Some(_)) => {
+        (NetKind::User | NetKind::Subnet, Some(_)) => {
             return Err(fault(
                 &["nets", index, "tap"],
-                "user networking has no TAP device",
+                format!("{} has no TAP device", described(net.kind)),
                 "drop `tap`, or use `kind = \"tap\"`",
             ));
         }
@@ -44,6 +88,66 @@ pub(super) fn check(net: &NetSpec, index: &str) -> Result<(), Fault> {
         )
         .or_by_flag("drop `host`, or use `user`"));
     }
+    Ok(())
+}
+
+/// Checks the settings of cards of a subnet, which others have not.
+fn check_subnet(net: &NetSpec, index: &str) -> Result<(), Fault> {
+    let has = [
+        ("network", net.network.is_some()),
+        ("address", net.address.is_some()),
+        ("bandwidth", net.bandwidth.is_some()),
+        ("packets", net.packets.is_some()),
+    ];
+    if net.kind != NetKind::Subnet
+        && let Some((key, _)) = has.into_iter().find(|(_, has)| *has)
+    {
+        return Err(fault(
+            &["nets", index, key],
+            format!("{} has no `{key}`", described(net.kind)),
+            format!("drop `{key}`, or use `kind = \"subnet\"`"),
+        )
+        .or_by_flag(format!("drop `{key}=`, or use `subnet`")));
+    }
+    if let Some(name) = &net.network
+        && !network_name_is_valid(name)
+    {
+        return Err(fault(
+            &["nets", index, "network"],
+            format!("{name:?} can't name a network"),
+            "1 to 63 letters, digits, `-`, `_` and `.`, the first a letter or digit",
+        ));
+    }
+    if net.bandwidth.is_some_and(|bandwidth| bandwidth.0 < BANDWIDTH_MIN) {
+        return Err(fault(
+            &["nets", index, "bandwidth"],
+            "less than 1K per second",
+            "write the bytes per second, as \"10M\"",
+        ));
+    }
+    if net.packets == Some(0) {
+        return Err(fault(
+            &["nets", index, "packets"],
+            "a card with no packets",
+            "write the packets per second, or drop the card",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether `name` can name a network of a subnet.
+fn network_name_is_valid(name: &str) -> bool {
+    name.len() <= NAME_BYTES_MAX
+        && name
+            .bytes()
+            .next()
+            .is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+fn check_forwards(net: &NetSpec, index: &str) -> Result<(), Fault> {
     let mut host_ports = Vec::new();
     for (place, text) in net.forward.iter().enumerate() {
         let at = ["nets", index, "forward", &place.to_string()];
@@ -62,29 +166,6 @@ pub(super) fn check(net: &NetSpec, index: &str) -> Result<(), Fault> {
             ));
         }
         host_ports.push((transport, host_port));
-    }
-    if let Some(text) = &net.mac
-        && mac(text).is_none()
-    {
-        return Err(fault(
-            &["nets", index, "mac"],
-            format!("{text:?} is not a card's address"),
-            "write six bytes, not all zero and not a group's, as \"02:00:00:00:00:01\"",
-        ));
-    }
-    if net.queues.is_some_and(|queues| queues == 0 || queues > 8) {
-        return Err(fault(
-            &["nets", index, "queues"],
-            "not a number of queue pairs",
-            "write a number from 1 to 8",
-        ));
-    }
-    if net.kind == NetKind::User && net.queues.is_some_and(|queues| queues > 1) {
-        return Err(fault(
-            &["nets", index, "queues"],
-            "user networking has one queue pair",
-            "drop `queues`",
-        ));
     }
     Ok(())
 }

@@ -65,7 +65,8 @@ pub struct RunArgs {
     /// A folder of the host, which the guest mounts by its tag: PATH:TAG[:ro]
     #[arg(long, value_name = "PATH:TAG")]
     pub folder: Vec<String>,
-    /// user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none
+    /// user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], subnet with the same options and
+    /// [,network=NAME][,address=IPV4][,bandwidth=SIZE][,packets=N], tap=NAME[,mac=MAC] or none
     #[arg(long)]
     pub net: Vec<String>,
     /// The VM's name
@@ -213,24 +214,19 @@ fn folder(text: &str) -> Result<FolderSpec> {
 }
 
 fn net(text: &str) -> Result<Option<NetSpec>> {
-    let mut card = NetSpec {
-        kind: NetKind::User,
-        tap: None,
-        forward: Vec::new(),
-        mac: None,
-        queues: None,
-        host: false,
-    };
+    let mut card = NetSpec::of(NetKind::User);
     let mut parts = text.split(',');
     match parts.next() {
         Some("none") => return Ok(None),
         Some("user") => {}
+        Some("subnet") => card.kind = NetKind::Subnet,
         Some(other) => match other.strip_prefix("tap=") {
             Some(tap) => (card.kind, card.tap) = (NetKind::Tap, Some(tap.to_owned())),
             None => {
                 return Err(miette!(
-                    "--net {text}: use user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] \
-                     or none"
+                    "--net {text}: use user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], \
+                     subnet[,network=NAME][,address=IPV4][,bandwidth=SIZE][,packets=N] with the options of \
+                     user, tap=NAME[,mac=MAC] or none"
                 ));
             }
         },
@@ -241,14 +237,26 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
             None if part == "host" => card.host = true,
             Some(("forward", ports)) => card.forward.push(ports.to_owned()),
             Some(("mac", mac)) => card.mac = Some(mac.to_owned()),
+            Some(("network", name)) => card.network = Some(name.to_owned()),
+            Some(("address", address)) => card.address = Some(parsed(text, part, address)?),
+            Some(("bandwidth", size)) => card.bandwidth = Some(parsed(text, part, size)?),
+            Some(("packets", count)) => card.packets = Some(parsed(text, part, count)?),
             _ => {
                 return Err(miette!(
-                    "--net {text}: {part:?} is not an option; use host, forward= or mac="
+                    "--net {text}: {part:?} is not an option; use host, forward=, mac=, and with subnet \
+                     network=, address=, bandwidth= or packets="
                 ));
             }
         }
     }
     Ok(Some(card))
+}
+
+/// Parses the value of the option `part` of a card.
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str, part: &str, value: &str) -> Result<T> {
+    value
+        .parse()
+        .map_err(|why| miette!("--net {text}: {part:?}: {why}"))
 }
 
 /// Returns the cells that it spans.

@@ -19,6 +19,7 @@ pub mod knowledge;
 pub mod lab;
 pub mod list;
 pub mod mem;
+pub mod net;
 pub mod run;
 pub mod select;
 mod service_manager;

@@ -6,9 +6,11 @@ mod scope;
 mod table;
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use config::vm::NetKind;
 use config::{SpanSpec, VmSpec};
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -34,6 +36,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if rules.is_some() {
         specs.iter_mut().try_for_each(name_absolutely)?;
     }
+    join_one_network(&mut specs);
     let vms = name(specs, args.count);
     if home.is_none()
         && let Some(code) = at_another_host(&vms)?
@@ -70,6 +73,19 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     let boot_limit = Duration::from_secs(args.boot_limit);
     follow::follow(lease, vms, boot_limit, args.detach)
+}
+
+/// Puts the subnet's cards without a network on one of this command alone. A VM of a share group stays on the
+/// network of its group.
+fn join_one_network(specs: &mut [VmSpec]) {
+    // Keys of hashes are random.
+    let number = RandomState::new().build_hasher().finish() as u32;
+    let network = format!("run-{number:08x}");
+    let alone = specs.iter_mut().filter(|spec| spec.share_group.is_none());
+    let cards = alone.flat_map(|spec| spec.nets.iter_mut().flatten());
+    for card in cards.filter(|card| card.kind == NetKind::Subnet && card.network.is_none()) {
+        card.network = Some(network.clone());
+    }
 }
 
 /// Runs this command on the host that the VM files name, if that is another host.

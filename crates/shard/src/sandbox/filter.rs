@@ -65,6 +65,28 @@ pub(super) const FILTERED: [Syscall; 10] = [
     libc::SYS_tgkill,
 ];
 
+/// System calls of a subnet's gateway: its clients, cards, and sockets to the outside. The kinds of new
+/// sockets are filtered.
+const GATEWAY: &[Syscall] = &[
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getrandom,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_listen,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+];
+
+/// Families of sockets that the gateway creates.
+const GATEWAY_FAMILIES: &[u64] = &[libc::AF_INET as u64, libc::AF_INET6 as u64];
+
 /// Commands of `fcntl` in every thread: duplicating a descriptor, and reading its flags.
 const EVERY_FCNTL: &[libc::c_int] = &[libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL];
 
@@ -189,6 +211,7 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
         | ThreadKind::Serial
         | ThreadKind::Block
         | ThreadKind::Relay
+        | ThreadKind::Gateway
         | ThreadKind::Vsock
         | ThreadKind::Rng
         | ThreadKind::Balloon
@@ -242,6 +265,9 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     allow(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64])?;
     // Signals may be sent to threads of this process only.
     allow(libc::SYS_tgkill, 0, &[std::process::id().into()])?;
+    if kind == ThreadKind::Gateway {
+        allow(libc::SYS_socket, 0, GATEWAY_FAMILIES)?;
+    }
     if kind == ThreadKind::Control {
         allow(libc::SYS_socketpair, 0, &[libc::AF_UNIX as u64])?;
         rules.insert(libc::SYS_mbind, memory_policies()?);
@@ -329,6 +355,7 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ThreadKind::Block => crate::virtio::block::SYSCALLS,
         ThreadKind::Net => crate::virtio::net::SYSCALLS,
         ThreadKind::Relay => crate::card::SYSCALLS,
+        ThreadKind::Gateway => GATEWAY,
         ThreadKind::Vsock => crate::virtio::vsock::SYSCALLS,
         ThreadKind::Rng => crate::virtio::rng::SYSCALLS,
         ThreadKind::Balloon => crate::virtio::balloon::SYSCALLS,

@@ -55,6 +55,16 @@ pub fn restrict(beneath: Option<Beneath<'_>>) -> Result<Vec<String>, RulesetErro
     Ok(lacking(&status.landlock))
 }
 
+/// Restricts the calling thread's access to files and to signals, but not to TCP.
+pub fn restrict_files() -> Result<(), RulesetError> {
+    let ruleset = Ruleset::default().handle_access(AccessFs::from_all(NEWEST))?;
+    ruleset
+        .scope(Scope::from_all(NEWEST))?
+        .create()?
+        .restrict_self()?;
+    Ok(())
+}
+
 /// Returns the restrictions that a kernel of this status lacks.
 fn lacking(status: &LandlockStatus) -> Vec<String> {
     match status {

@@ -95,7 +95,10 @@ pub fn seal_alone(sealing: Sealing<'_>) -> Result<(), SandboxError> {
         done("user id of its own", identity::become_one(identity));
     }
     // Optional, as for shards: some kernels lack it.
-    let _ = landlock::restrict(beneath);
+    let _ = match kind {
+        ThreadKind::Gateway => landlock::restrict_files(),
+        _ => landlock::restrict(beneath).map(drop),
+    };
     done("capabilities", capabilities::drop_all());
     done("no core dumps", dumps::forbid());
     let filtered = filter::supported().and_then(|()| filter::refuse_remapping());

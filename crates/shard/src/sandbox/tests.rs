@@ -18,7 +18,7 @@ use super::threads::{ThreadKind, Threads};
 use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
 use crate::launch::{Identity, SandboxLaunch};
 
-const KINDS: [ThreadKind; 19] = [
+const KINDS: [ThreadKind; 20] = [
     ThreadKind::Control,
     ThreadKind::Orders,
     ThreadKind::Vcpu,
@@ -30,6 +30,7 @@ const KINDS: [ThreadKind; 19] = [
     ThreadKind::Block,
     ThreadKind::Net,
     ThreadKind::Relay,
+    ThreadKind::Gateway,
     ThreadKind::Vsock,
     ThreadKind::Rng,
     ThreadKind::Balloon,
@@ -132,13 +133,16 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
 ];
 const NO_FILE: u64 = u64::MAX;
 
-/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory, and a
-/// folder's process opens the folder's files.
+/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory, a folder's
+/// process opens the folder's files, and the gateway of a subnet, which is no part of a shard, connects to the
+/// outside.
 fn is_needed(kind: ThreadKind, attack: &str) -> bool {
-    matches!(
-        (kind, attack),
-        (ThreadKind::Control, "F_ADD_SEALS") | (ThreadKind::Folder, "open" | "F_SETFL")
-    )
+    match kind {
+        ThreadKind::Control => attack == "F_ADD_SEALS",
+        ThreadKind::Folder => ["open", "F_SETFL"].contains(&attack),
+        ThreadKind::Gateway => ["AF_INET", "connect", "bind"].contains(&attack),
+        _ => false,
+    }
 }
 
 /// Runs `work` in a child process and returns how that ended.

@@ -36,6 +36,8 @@ pub enum ThreadKind {
     Net,
     /// Moves frames between a card and its passt, in a process of its own.
     Relay,
+    /// Serves the cards of a user's subnet, in a process of its own, which connects to the outside.
+    Gateway,
     /// Serves the socket device's queues.
     Vsock,
     /// Serves the entropy queue.

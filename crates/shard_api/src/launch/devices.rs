@@ -114,6 +114,8 @@ pub enum NetBackendLaunch {
     Tap(Vec<Fd>),
     /// A stream socket to passt: each frame has its length before it, four bytes, big endian.
     Stream(Fd),
+    /// A packet socket (`SOCK_SEQPACKET`) to the gateway of a subnet: each packet is a frame.
+    Packets(Fd),
 }
 
 /// A shared folder.

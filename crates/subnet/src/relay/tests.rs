@@ -6,8 +6,8 @@ use std::time::Duration;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::frames::FRAME_BYTES_MAX;
-use super::listing::{AGE_MAX, HOLD_MAX};
 use super::*;
+use crate::listing::{AGE_MAX, HOLD_MAX};
 use crate::process::Count;
 use crate::samples::{SYN, TCP, UDP, address, frame, message, tcp, udp};
 

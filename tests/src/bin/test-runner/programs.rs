@@ -130,7 +130,7 @@ const AS_USER: &[&str] = &[
 const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus", "virtiofs"];
 /// Guest programs whose guests are a few instructions, which a KVM that emulates runs, too, in a tenth of the
 /// time of a lab host. A campaign runs them in a lab host, which has NUMA nodes and control groups.
-const ON_ANY_KVM: &[&str] = &["cells", "placement", "service"];
+const ON_ANY_KVM: &[&str] = &["cells", "networks", "placement", "service"];
 /// CPUs that four cells need.
 const CPUS_OF_FOUR_CELLS: usize = 4;
 

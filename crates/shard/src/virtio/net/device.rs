@@ -10,7 +10,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 
 use super::handler::{Link, NetHandler};
 use super::metrics::NetMetrics;
-use super::stream::Stream;
+use super::stream::{Framing, Stream};
 use super::tap::Tap;
 use crate::sandbox::{ThreadKind, Threads};
 use crate::virtio::device::{Activation, DeviceError, VirtioDevice, VirtioId, read_space};
@@ -30,6 +30,8 @@ pub enum Backend {
     Tap(Vec<OwnedFd>),
     /// A connected stream socket to passt.
     Stream(OwnedFd),
+    /// A connected packet socket to the gateway of a subnet.
+    Packets(OwnedFd),
 }
 
 /// A network card.
@@ -76,7 +78,8 @@ impl Net {
                 let pairs = files.len() as u16;
                 (Link::Tap(Tap::new(files)), pairs)
             }
-            Backend::Stream(socket) => (Link::Stream(Box::new(Stream::new(socket))), 1),
+            Backend::Stream(socket) => (stream(socket, Framing::Length), 1),
+            Backend::Packets(socket) => (stream(socket, Framing::Packet), 1),
         };
         let mut queue_sizes = vec![QUEUE_SIZE; 2 * usize::from(pairs)];
         if pairs > 1 {
@@ -112,11 +115,15 @@ impl Net {
     }
 }
 
+fn stream(socket: OwnedFd, framing: Framing) -> Link {
+    Link::Stream(Box::new(Stream::new(socket, framing)))
+}
+
 /// Returns the handler of a card on a stream, without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(socket: OwnedFd) -> impl crate::virtio::worker::Handler {
     NetHandler::new(
-        Link::Stream(Box::new(Stream::new(socket))),
+        stream(socket, Framing::Length),
         Arc::default(),
         Arc::new(AtomicU16::new(1)),
     )

@@ -30,7 +30,7 @@ pub(super) const FRAMES_PER_SIGNAL: usize = 64;
 pub enum Link {
     /// A TAP device.
     Tap(Tap),
-    /// A socket to passt.
+    /// A socket to passt, or to the gateway of a subnet.
     Stream(Box<Stream>),
 }
 

@@ -1,9 +1,10 @@
 //! The network card (Virtio 1.2, section 5.1).
 //!
-//! There are two backends. A TAP device moves frames by `readv` and `writev` directly between the kernel and
-//! guest memory, with checksum and segmentation offloads and several queue pairs. A stream socket (passt)
-//! carries each frame after its length, without offloads. If the other end closes, the guest sees its link go
-//! down and continues.
+//! There are three backends. A TAP device moves frames by `readv` and `writev` directly between the kernel
+//! and guest memory, with checksum and segmentation offloads and several queue pairs. A stream socket (passt)
+//! carries each frame after its length, without offloads. A packet socket (the gateway of a subnet) carries
+//! each frame in a packet, without offloads. If the other end closes, the guest sees its link go down and
+//! continues.
 //!
 //! One thread serves all of a card's queues. If the guest has no free receive buffers, the device stops
 //! reading, so that the kernel's queue (or passt's socket) holds the frames and applies its own limits.

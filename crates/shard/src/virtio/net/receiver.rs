@@ -8,7 +8,7 @@ use super::handler::{FRAMES_PER_EVENT, FRAMES_PER_SIGNAL, Link, protocol, signal
 use super::header::HEADER_BYTES;
 use super::metrics::{NetMetrics, add};
 use super::posted::Posted;
-use super::stream::TransferResult;
+use super::stream::{Framing, TransferResult};
 use super::window;
 use crate::memory::GuestRam;
 use crate::virtio::device::{ActiveQueue, DeviceError, Interrupt};
@@ -150,10 +150,14 @@ impl Receiver<'_> {
         match &mut *self.link {
             Link::Tap(tap) => tap.read(self.pair, self.posted.room()),
             Link::Stream(stream) => {
+                // passt alone forgets to report that a window has opened again.
+                let may_lose_windows = stream.framing() == Framing::Length;
                 if let Some(frame) = stream.frame()
                     && wanted <= room
                 {
-                    window::keep_open(frame);
+                    if may_lose_windows {
+                        window::keep_open(frame);
+                    }
                     self.posted.write_at(0, &[0; HEADER_BYTES]);
                     self.posted.write_at(HEADER_BYTES, frame);
                 }

@@ -1,8 +1,9 @@
-//! The stream backend: frames over a unix socket, each after its length (four bytes, big endian), which is
-//! passt's format.
+//! The socket backend: frames over a unix socket. On a stream socket each frame follows its length (four
+//! bytes, big endian), which is passt's format. On a packet socket each frame is one packet: the process at
+//! the other end can die between any two of its system calls, and the next one begins with a whole frame.
 //!
-//! Both buffers outlive a reset of the device: the peer does not see resets, and the framing must stay
-//! intact.
+//! Both buffers have the format of a stream socket. They outlive a reset of the device: the peer does not see
+//! resets, and the framing must stay intact.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,9 +16,19 @@ const IN_BYTES: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
 /// Number of bytes up to which frames are collected before they are sent.
 const OUT_BYTES_GATHER: usize = 64 << 10;
 
+/// Means by which a socket delimits frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// The length before each frame, on a stream socket.
+    Length,
+    /// A packet for each frame.
+    Packet,
+}
+
 /// A socket with the incomplete bytes of both directions.
 pub struct Stream {
     socket: OwnedFd,
+    framing: Framing,
     incoming: Vec<u8>,
     in_start: usize,
     in_end: usize,
@@ -41,9 +52,10 @@ pub enum TransferResult {
 
 impl Stream {
     /// Creates a stream on a connected socket.
-    pub fn new(socket: OwnedFd) -> Self {
+    pub fn new(socket: OwnedFd, framing: Framing) -> Self {
         Self {
             socket,
+            framing,
             incoming: vec![0; IN_BYTES],
             in_start: 0,
             in_end: 0,
@@ -57,6 +69,11 @@ impl Stream {
     /// Returns the socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Returns the means by which the socket delimits frames.
+    pub fn framing(&self) -> Framing {
+        self.framing
     }
 
     /// Returns whether the peer is connected.
@@ -94,6 +111,11 @@ impl Stream {
                     .first_chunk::<LENGTH_BYTES>()
                     .map_or(0, |bytes| u32::from_be_bytes(*bytes));
                 self.out_frame = LENGTH_BYTES + length as usize;
+                if self.framing == Framing::Packet {
+                    self.out_start += LENGTH_BYTES;
+                    self.out_frame -= LENGTH_BYTES;
+                    continue;
+                }
             }
             let rest = &rest[..self.out_frame.min(rest.len())];
             // SAFETY: `rest` is a live slice and the socket is open.
@@ -106,9 +128,17 @@ impl Stream {
                     self.out_start += sent;
                     self.out_frame -= sent;
                 }
-                Err(_) => match io::Error::last_os_error().kind() {
-                    io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::WouldBlock => return TransferResult::Blocked,
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error if error.kind() == io::ErrorKind::WouldBlock => return TransferResult::Blocked,
+                    // The host's socket buffers are smaller than the frame, which is lost.
+                    error
+                        if self.framing == Framing::Packet
+                            && error.raw_os_error() == Some(libc::EMSGSIZE) =>
+                    {
+                        self.out_start += self.out_frame;
+                        self.out_frame = 0;
+                    }
                     _ => self.open = false,
                 },
             }
@@ -141,7 +171,7 @@ impl Stream {
         }
     }
 
-    /// Reads the available bytes, once.
+    /// Reads the available bytes, once; or the next packet. A packet of an impossible length is dropped.
     pub fn receive(&mut self) -> TransferResult {
         if !self.open {
             return TransferResult::Closed;
@@ -149,23 +179,36 @@ impl Stream {
         self.incoming.copy_within(self.in_start..self.in_end, 0);
         self.in_end -= self.in_start;
         self.in_start = 0;
+        let (header, needed, flags) = match self.framing {
+            Framing::Length => (0, 1, 0),
+            // The kernel returns the whole length of a packet that is cut off.
+            Framing::Packet => (LENGTH_BYTES, LENGTH_BYTES + FRAME_BYTES_MAX, libc::MSG_TRUNC),
+        };
         let room = &mut self.incoming[self.in_end..];
-        if room.is_empty() {
+        if room.len() < needed {
             // A whole frame has arrived: the buffer has room for two.
             return TransferResult::All;
         }
+        let (length_bytes, room) = room.split_at_mut(header);
         // SAFETY: `room` is a live, exclusive slice and the socket is open.
         let count = unsafe {
             libc::recv(
                 self.socket.as_raw_fd(),
                 room.as_mut_ptr().cast(),
                 room.len(),
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT | flags,
             )
         };
         match usize::try_from(count) {
             Ok(0) => self.open = false,
-            Ok(count) => self.in_end += count,
+            Ok(count) if self.framing == Framing::Length => self.in_end += count,
+            Ok(count) if (ETHERNET_BYTES..=FRAME_BYTES_MAX).contains(&count) => {
+                // At most FRAME_BYTES_MAX.
+                length_bytes.copy_from_slice(&(count as u32).to_be_bytes());
+                self.in_end += header + count;
+            }
+            // A peer that sends many of them does not keep this thread.
+            Ok(_) => return TransferResult::Blocked,
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return TransferResult::Blocked,
                 _ => self.open = false,

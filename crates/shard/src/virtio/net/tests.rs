@@ -1,11 +1,13 @@
 //! Tests of the card with a queue that the test drives; those with a TAP device need root and /dev/net/tun.
 
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use virtio_bindings::virtio_net as spec;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -207,6 +209,70 @@ fn frames_cross_a_stream_both_ways() {
     for _ in 0..2 {
         assert_eq!(bench.receive()[12..], arp_request()[..]);
     }
+}
+
+fn packet_bench() -> (Bench, OwnedFd) {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+    (
+        bench(Backend::Packets(ours), 2, &[spec::VIRTIO_NET_F_MRG_RXBUF]),
+        theirs,
+    )
+}
+
+fn packet(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let mut frame = vec![0; 1 << 17];
+    let length = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()).ok()?;
+    frame.truncate(length);
+    Some(frame)
+}
+
+#[test]
+fn frames_cross_a_packet_socket_whole_both_ways_and_packets_that_are_none_are_dropped() {
+    let (mut bench, peer) = packet_bench();
+    bench.post(40);
+    bench.send(1, &arp_request());
+    let sent = wait(|| packet(&peer)).expect("a frame of the guest");
+    assert_eq!(sent, arp_request());
+    let longest: Vec<u8> = (0..14 + 4 + 65_535_u32).map(|place| place as u8).collect();
+    let too_long = vec![1; longest.len() + 1];
+    for frame in [&[1; 13][..], &arp_request(), &too_long, &longest, &arp_request()] {
+        let sent = wait(|| send(peer.as_raw_fd(), frame, MsgFlags::empty()).ok());
+        assert_eq!(sent, Some(frame.len()));
+    }
+    assert_eq!(bench.receive()[12..], arp_request()[..]);
+    let counts = wait(|| Some(bench.net.metrics().counts()).filter(|counts| counts.rx_frames == 3));
+    let counts = counts.expect("three whole frames");
+    assert_eq!(counts.rx_bytes, 2 * 60 + longest.len() as u64);
+    assert!(bench.signals.failure.lock().unwrap().is_none());
+}
+
+/// The monitor keeps a copy of the gateway's end, and gives it to the next gateway.
+#[test]
+fn card_outlives_the_process_at_the_other_end_of_its_packet_socket() {
+    let (mut bench, peer) = packet_bench();
+    let kept = peer.try_clone().unwrap();
+    drop(peer);
+    bench.post(2);
+    // More than the socket's queue holds.
+    const FRAMES: usize = 700;
+    for _ in 0..FRAMES {
+        bench.send(1, &arp_request());
+        bench.queues[1]
+            .take_used()
+            .expect("the buffer of a frame that waits");
+    }
+    let mut status = [0; 2];
+    bench.net.read_config(6, &mut status);
+    assert_eq!(status, [1, 0], "the link stays up");
+    for frame in 0..FRAMES {
+        assert_eq!(wait(|| packet(&kept)), Some(arp_request()), "frame {frame}");
+    }
+    bench.send(1, &arp_request());
+    assert_eq!(wait(|| packet(&kept)), Some(arp_request()));
+    drop(kept);
+    wait(|| (bench.signals.configs.load(Ordering::SeqCst) > 0).then_some(()))
+        .expect("the link goes down with the last copy");
 }
 
 #[test]

@@ -1,18 +1,18 @@
-//! A relay's list of barred addresses with its age. Pure: time is an argument.
+//! A list of barred addresses with its age. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
 use crate::filter::Barred;
 
 /// Greatest age of the list when a frame is judged by it.
-pub(super) const AGE_MAX: Duration = Duration::from_secs(1);
+pub(crate) const AGE_MAX: Duration = Duration::from_secs(1);
 /// Greatest time that frames wait for a reply. A list without a sender stays valid, so that the guest keeps
 /// its network.
-pub(super) const HOLD_MAX: Duration = Duration::from_secs(1);
+pub(crate) const HOLD_MAX: Duration = Duration::from_secs(1);
 
 /// A list with its age.
 #[derive(Debug)]
-pub(super) struct Listing {
+pub(crate) struct Listing {
     barred: Barred,
     /// Time when it was current.
     listed: Instant,
@@ -22,7 +22,7 @@ pub(super) struct Listing {
 
 /// Validity of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Freshness {
+pub(crate) enum Freshness {
     /// Frames may be judged by it.
     Usable,
     /// The list is too old, and another one must be requested.
@@ -32,7 +32,7 @@ pub(super) enum Freshness {
 }
 
 impl Listing {
-    pub(super) fn new(barred: Barred, now: Instant) -> Self {
+    pub(crate) fn new(barred: Barred, now: Instant) -> Self {
         Self {
             barred,
             listed: now,
@@ -40,11 +40,11 @@ impl Listing {
         }
     }
 
-    pub(super) fn barred(&self) -> &Barred {
+    pub(crate) fn barred(&self) -> &Barred {
         &self.barred
     }
 
-    pub(super) fn freshness(&self, now: Instant) -> Freshness {
+    pub(crate) fn freshness(&self, now: Instant) -> Freshness {
         match self.asked {
             Some(asked) if now < asked + HOLD_MAX => Freshness::Held(asked + HOLD_MAX),
             Some(_) => Freshness::Usable,
@@ -54,17 +54,17 @@ impl Listing {
     }
 
     /// Records that a request was sent. There is at most one: its reply arrives, however late.
-    pub(super) fn asked(&mut self, now: Instant) {
+    pub(crate) fn asked(&mut self, now: Instant) {
         self.asked = Some(now);
     }
 
     /// Records the reply that nothing has changed.
-    pub(super) fn is_confirmed(&mut self, now: Instant) {
+    pub(crate) fn is_confirmed(&mut self, now: Instant) {
         (self.listed, self.asked) = (now, None);
     }
 
     /// Records the reply with another list.
-    pub(super) fn replace(&mut self, barred: Barred, now: Instant) {
+    pub(crate) fn replace(&mut self, barred: Barred, now: Instant) {
         self.barred = barred;
         self.is_confirmed(now);
     }

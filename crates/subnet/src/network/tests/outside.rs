@@ -1,0 +1,196 @@
+//! The gateway: its services, and the way to the outside.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::*;
+use crate::network::header::ETHERNET_BYTES;
+
+fn outside(guest: Guest, gateway: Guest, to: &str) -> Route {
+    let to = address(to);
+    Route {
+        from: if to.is_ipv4() { guest.ipv4 } else { guest.ipv6 },
+        to,
+        ..route(guest, gateway)
+    }
+}
+
+#[test]
+fn packets_to_the_outside_lose_their_ethernet_header_and_padding() {
+    let (mut world, [a, ..]) = World::of_three(|_| {});
+    let gateway = world.gateway();
+    for to in ["8.8.8.8", "10.0.0.1", "2001:db8::1"] {
+        let frame = udp(outside(a, gateway, to), (1, 2), b"data");
+        let padded = [&frame[..], &[0; 30]].concat();
+        let packet = frame[ETHERNET_BYTES..].to_vec();
+        assert_eq!(world.receive(a, &padded), [(Target::Outside(a.id), packet)]);
+    }
+    world.full.push(Target::Outside(a.id));
+    let frame = udp(outside(a, gateway, "8.8.8.8"), (1, 2), b"data");
+    world.assert_dropped(a, &frame, DropReason::Full);
+}
+
+#[test]
+fn packets_that_are_not_for_the_outside_are_dropped() {
+    let (mut world, [a, ..]) = World::of_three(|_| {});
+    let gateway = world.gateway();
+    for to in [
+        "10.213.3.3",
+        "10.213.255.255",
+        "255.255.255.255",
+        "224.0.0.251",
+        "127.0.0.1",
+        "169.254.169.254",
+        "0.0.0.0",
+        "fe80::77",
+        "ff02::1",
+        "::1",
+        "::",
+    ] {
+        let frame = udp(outside(a, gateway, to), (1, 2), b"");
+        world.assert_dropped(a, &frame, DropReason::Unroutable);
+    }
+    let other = icmp(route(a, gateway), &[13, 0, 0, 0, 0, 0, 0, 0]);
+    world.assert_dropped(a, &other, DropReason::NoSuchService);
+}
+
+#[test]
+fn isolated_network_reaches_only_its_gateway() {
+    let (mut world, [a, ..]) = World::of_three(|settings| settings.outside = false);
+    let gateway = world.gateway();
+    for to in ["8.8.8.8", "2001:db8::1"] {
+        let frame = udp(outside(a, gateway, to), (1, 2), b"");
+        world.assert_dropped(a, &frame, DropReason::Isolated);
+    }
+    // Replies of forwarded ports go to the gateway's address.
+    let reply = udp(route(a, gateway), (80, 40_000), b"");
+    assert_eq!(world.receive(a, &reply)[0].0, Target::Outside(a.id));
+    // Names of the outside don't exist, and no query leaves the host.
+    let sent = world.receive(a, &udp(route(a, gateway), (5000, 53), &query("example.org", 1)));
+    assert_eq!(sent[0].0, Target::Card(a.id));
+    let answer = &sent[0].1[ETHERNET_BYTES + 28..];
+    assert_eq!(answer[3] & 0x0f, 3, "NXDOMAIN");
+}
+
+fn query(name: &str, kind: u16) -> Vec<u8> {
+    let mut message = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        message.push(label.len() as u8);
+        message.extend(label.bytes());
+    }
+    message.push(0);
+    message.extend(kind.to_be_bytes());
+    message.extend([0, 1]);
+    message
+}
+
+#[test]
+fn queries_for_the_outside_go_to_the_resolver_and_their_answers_come_back() {
+    let (mut world, [a, b, _]) = World::of_three(|_| {});
+    let gateway = world.gateway();
+    for (guest, to) in [(a.ipv4, gateway.ipv4), (a.ipv6, gateway.ipv6)] {
+        let way = Route {
+            from: guest,
+            to,
+            ..route(a, gateway)
+        };
+        let message = query("example.org", 1);
+        let expected = Query {
+            card: a.id,
+            client: SocketAddr::new(guest, 5000),
+            server: to,
+        };
+        let sent = world.receive(a, &udp(way, (5000, 53), &message));
+        assert_eq!(sent, [(Target::Query(expected), message)]);
+        let mut answers = Vec::new();
+        let mut output = |target: Target, bytes: &[u8]| {
+            answers.push((target, bytes.to_vec()));
+            Delivery::Taken
+        };
+        world.network.answer(expected, b"the answer", &mut output);
+        let back = Route {
+            from_mac: gateway.mac,
+            to_mac: a.mac,
+            from: to,
+            to: guest,
+        };
+        let expected_frame = udp(back, (53, 5000), b"the answer");
+        assert_eq!(answers, [(Target::Card(a.id), expected_frame)]);
+    }
+    // The card left, and another one is there.
+    let stale = Query {
+        card: a.id,
+        client: SocketAddr::new(a.ipv4, 5000),
+        server: gateway.ipv4,
+    };
+    world.network.detach(a.id).unwrap();
+    let mut output = |target: Target, _: &[u8]| panic!("a frame to {target:?}");
+    world.network.answer(stale, b"the answer", &mut output);
+    // Names of the network are not sent out.
+    let sent = world.receive(
+        b,
+        &udp(route(b, gateway), (5000, 53), &query("missing.vm.internal", 1)),
+    );
+    assert_eq!(sent[0].0, Target::Card(b.id));
+}
+
+#[test]
+fn packets_from_the_outside_reach_their_card() {
+    let (mut world, [a, b, _]) = World::of_three(|settings| settings.mtu = 1500);
+    let gateway = world.gateway();
+    let from_outside = |to: Guest, bytes: usize| {
+        let way = Route {
+            from_mac: gateway.mac,
+            to_mac: to.mac,
+            from: address("8.8.8.8"),
+            to: to.ipv4,
+        };
+        udp(way, (1, 2), &vec![0; bytes])
+    };
+    let mut sent = Vec::new();
+    let mut output = |target: Target, bytes: &[u8]| {
+        sent.push((target, bytes.to_vec()));
+        Delivery::Taken
+    };
+    let frame = from_outside(b, 10);
+    let large = from_outside(b, 1473);
+    let now = world.now;
+    let mut receive = |packet: &[u8], id| world.network.receive_outside(id, packet, now, &mut output);
+    receive(&frame[ETHERNET_BYTES..], b.id);
+    receive(&large[ETHERNET_BYTES..], b.id);
+    receive(&[], b.id);
+    receive(&[0x10; 40], b.id);
+    receive(&frame[ETHERNET_BYTES..], CardId(77));
+    assert_eq!(sent, [(Target::Card(b.id), frame)]);
+    let counts = world.network.counts(b.id).unwrap().to_guest;
+    assert_eq!((counts.frames, counts.dropped(DropReason::Oversized)), (2, 1));
+    assert_eq!(world.network.counts(a.id).unwrap().to_guest.frames, 0);
+}
+
+#[test]
+fn routers_advertise_themselves_from_time_to_time() {
+    let (mut world, guests) = World::of_three(|settings| settings.outside_ipv6 = true);
+    let deadline = world.network.deadline().unwrap();
+    let mut sent = Vec::new();
+    let mut turn = |network: &mut Network, now| {
+        let mut output = |target: Target, bytes: &[u8]| {
+            sent.push((target, bytes.to_vec()));
+            Delivery::Taken
+        };
+        network.turn(now, &mut output);
+        std::mem::take(&mut sent)
+    };
+    assert_eq!(turn(&mut world.network, deadline - Duration::from_millis(1)), []);
+    let advertised = turn(&mut world.network, deadline);
+    let targets: Vec<_> = advertised.iter().map(|(target, _)| *target).collect();
+    assert_eq!(targets, guests.map(|guest| Target::Card(guest.id)));
+    for (_, frame) in advertised {
+        assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 1]);
+        // The lifetime of the router, 9000 s.
+        assert_eq!(frame[ETHERNET_BYTES + 40 + 6..][..2], 9000_u16.to_be_bytes());
+    }
+    assert_eq!(turn(&mut world.network, deadline), []);
+    assert!(world.network.deadline().unwrap() > deadline);
+    let empty = Network::new(Settings::new("empty"), world.now);
+    assert_eq!(empty.deadline(), None);
+}

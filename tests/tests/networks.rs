@@ -1,0 +1,287 @@
+//! Risk: VMs of one network are not together, VMs of different ones are, or the end of the gateway's process
+//! costs more than connections.
+//!
+//! Guests halt at once: the tests look at the gateway from outside. Frames are in `gateway`'s own tests.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use guest_tests::command::{Call, Output};
+use guest_tests::halting::halting_guest;
+use guest_tests::{Scratch, host, mirrorball, wait};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// A runtime directory with a gateway of its own.
+struct Host {
+    scratch: Scratch,
+    guest: PathBuf,
+}
+
+impl Host {
+    fn new(test: &str) -> Self {
+        let scratch = Scratch::new(test);
+        let guest = scratch.write("guest", halting_guest());
+        Self { scratch, guest }
+    }
+
+    fn call<I: AsRef<std::ffi::OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Call {
+        mirrorball(arguments)
+            .limit(SOON)
+            .env("MIRRORBALL_IN_LAB", "1")
+            .env("MIRRORBALL_RUNTIME", self.scratch.join("runtime"))
+            .env("MIRRORBALL_DATA", self.scratch.join("data"))
+    }
+
+    /// A VM file with one card of a subnet.
+    fn file(&self, name: &str, keys: &str, card: &str) -> String {
+        let text = format!(
+            "name = \"{name}\"\nkernel = {{ path = {:?} }}\nmemory = \"64M\"\n{keys}\n[[nets]]\n\
+             kind = \"subnet\"\n{card}\n",
+            self.guest
+        );
+        let path = self.scratch.write(&format!("{name}.toml"), text);
+        path.into_os_string().into_string().expect("UTF-8")
+    }
+
+    #[track_caller]
+    fn run(&self, files: &[&str]) {
+        self.call([&["run", "-d"][..], files].concat()).ok();
+    }
+
+    #[track_caller]
+    fn refused(&self, file: &str) -> Output {
+        let refused = self.call(["run", "-d", file]).run();
+        assert_eq!(refused.status, 1, "{refused}");
+        refused
+    }
+
+    #[track_caller]
+    fn listed(&self) -> Value {
+        self.call(["net", "ls", "--json"]).ok().json()
+    }
+
+    /// Names of networks, each with the names of its VMs.
+    #[track_caller]
+    fn networks(&self) -> Vec<(String, Vec<String>)> {
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        let listed = self.listed();
+        let networks = listed["networks"].as_array().expect("an array").iter();
+        let networks = networks.map(|network| {
+            let cards = network["cards"].as_array().expect("an array").iter();
+            (
+                text(&network["name"]),
+                cards.map(|card| text(&card["vm"])).collect(),
+            )
+        });
+        networks.collect()
+    }
+
+    #[track_caller]
+    fn gateway(&self) -> u32 {
+        let pid = self.listed()["gateway"]["pid"].as_u64().expect("a gateway");
+        u32::try_from(pid).expect("a process id")
+    }
+
+    fn log(&self, vm: &str) -> String {
+        let path = self
+            .scratch
+            .join("runtime")
+            .join("vms")
+            .join(vm)
+            .join("shard.log");
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // A second error would hide the first.
+        let Ok(listed) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            self.call(["ps", "--json"]).run().json()
+        })) else {
+            return;
+        };
+        for vm in listed.as_array().into_iter().flatten() {
+            if let Some(name) = vm["name"].as_str() {
+                let _ = self.call(["kill", name]).run();
+            }
+        }
+    }
+}
+
+#[test]
+fn network_is_that_of_the_command_the_share_group_or_the_card() {
+    let host = Host::new("scopes");
+    host.run(&[&host.file("a", "", ""), &host.file("b", "", "")]);
+    host.run(&[&host.file("c", "", "network = \"named\"")]);
+    host.run(&[&host.file("d", "", "network = \"named\"")]);
+    host.run(&[&host.file("e", "share_group = \"g\"", "")]);
+    host.run(&[&host.file("f", "share_group = \"g\"", "")]);
+    host.run(&[&host.file("g", "", "")]);
+    let networks = host.networks();
+    let of = |vm: &str| {
+        let has = |(_, vms): &&(String, Vec<String>)| vms.iter().any(|other| other == vm);
+        networks
+            .iter()
+            .find(has)
+            .unwrap_or_else(|| panic!("{vm}: {networks:?}"))
+    };
+    assert_eq!(of("a").1, ["a", "b"]);
+    assert!(of("a").0.starts_with("run-"), "{networks:?}");
+    assert_eq!(
+        *of("c"),
+        ("named".to_owned(), vec!["c".to_owned(), "d".to_owned()])
+    );
+    assert_eq!(
+        *of("e"),
+        ("group-g".to_owned(), vec!["e".to_owned(), "f".to_owned()])
+    );
+    assert_eq!(of("g").1, ["g"]);
+    assert_eq!(networks.len(), 4, "{networks:?}");
+    let shown = host.call(["net", "inspect", "c"]).ok().text();
+    assert!(
+        shown.contains("named: ") && shown.contains("c.vm.internal"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn killed_gateway_is_started_again_and_its_cards_join_again() {
+    let host = Host::new("again");
+    host.run(&[
+        &host.file("a", "", "network = \"n\""),
+        &host.file("b", "", "network = \"n\""),
+    ]);
+    let before = host.listed();
+    let first = host.gateway();
+    host::kill9(first);
+    let next = wait::until("both cards on the network again", SOON, || {
+        let listed = self::listed_now(&host)?;
+        let is_next = listed["gateway"]["pid"] != first;
+        let cards = listed["networks"][0]["cards"].as_array()?.len();
+        (is_next && cards == 2).then_some(listed)
+    });
+    for card in [0_usize, 1] {
+        let addresses = |listed: &Value| listed["networks"][0]["cards"][card]["addresses"].clone();
+        assert_eq!(addresses(&next), addresses(&before));
+    }
+    for vm in ["a", "b"] {
+        wait::until("both lines of the log", SOON, || {
+            let log = host.log(vm);
+            let has = |line: &str| log.contains(line);
+            (has("net0: the subnet's gateway has ended; connections through it are lost")
+                && has("net0: the card is on its network again"))
+            .then_some(())
+        });
+    }
+}
+
+fn listed_now(host: &Host) -> Option<Value> {
+    let listed = host.call(["net", "ls", "--json"]).run();
+    (listed.status == 0).then(|| listed.json())
+}
+
+#[test]
+fn card_stays_on_its_network_while_its_monitor_is_killed() {
+    let host = Host::new("adopted");
+    host.run(&[&host.file("a", "", "network = \"n\"")]);
+    let (gateway, addresses) = (
+        host.gateway(),
+        host.listed()["networks"][0]["cards"][0]["addresses"].clone(),
+    );
+    let monitor = || {
+        let pid = host.call(["inspect", "a"]).run().json()["monitor_pid"].as_u64()?;
+        u32::try_from(pid).ok()
+    };
+    let first = monitor().expect("a monitor");
+    host::kill9(first);
+    wait::until("the next monitor", SOON, || monitor().filter(|pid| *pid != first));
+    let listed = host.listed();
+    assert_eq!(listed["networks"][0]["cards"][0]["addresses"], addresses);
+    assert_eq!(listed["gateway"]["pid"], gateway);
+    assert!(!host.log("a").contains("net0:"), "{}", host.log("a"));
+    // The next monitor serves the card, too.
+    host::kill9(gateway);
+    let on_network = || {
+        let listed = listed_now(&host)?;
+        (listed["networks"][0]["cards"][0]["vm"] == "a").then_some(())
+    };
+    wait::until("the card on the network again", SOON, on_network);
+    // The keeper has a connection that has ended, so the monitor after that joins the card again.
+    let second = monitor().expect("a monitor");
+    host::kill9(second);
+    wait::until("the monitor after that", SOON, || {
+        monitor().filter(|pid| *pid != second)
+    });
+    // The gateway may not have noticed the death yet.
+    std::thread::sleep(Duration::from_secs(1));
+    wait::until("the card on the network after that", SOON, on_network);
+    let log = host.log("a");
+    assert!(!log.contains("off its network"), "{log}");
+}
+
+#[test]
+fn gateway_has_no_rights_and_ends_with_its_last_card() {
+    let host = Host::new("sealed");
+    host.run(&[&host.file("a", "", "")]);
+    let gateway = host.gateway();
+    let status = fs::read_to_string(format!("/proc/{gateway}/status")).expect("it runs");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {status}"))
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(field("CapEff:"), "0000000000000000");
+    assert_eq!(field("CapBnd:"), "0000000000000000");
+    assert_eq!(
+        (field("NoNewPrivs:"), field("Seccomp:")),
+        ("1".to_owned(), "2".to_owned())
+    );
+    assert!(
+        !field("Uid:").split_whitespace().any(|uid| uid == "0"),
+        "{status}"
+    );
+    host.call(["kill", "a"]).ok();
+    host::wait_gone(&[gateway], SOON);
+    assert_eq!(host.listed()["gateway"], Value::Null);
+}
+
+#[test]
+fn taken_address_port_and_unknown_name_are_errors_of_one_line() {
+    let host = Host::new("refusals");
+    host.run(&[&host.file("a", "", "network = \"n\"\naddress = \"10.213.7.7\"")]);
+    let shown = host.call(["net", "ls"]).ok().text();
+    assert!(shown.contains("10.213.7.7"), "{shown}");
+    let one_line = |output: &Output, part: &str| {
+        let errors = output.errors();
+        assert!(errors.contains(part), "{output}");
+        assert_eq!(errors.trim().lines().count(), 1, "{output}");
+    };
+    let same = host.file("b", "", "network = \"n\"\naddress = \"10.213.7.7\"");
+    one_line(
+        &host.refused(&same),
+        "the address 10.213.7.7 is taken on this network",
+    );
+    let outside = host.file("b", "", "network = \"n\"\naddress = \"192.168.1.1\"");
+    one_line(&host.refused(&outside), "192.168.1.1");
+    let taken = TcpListener::bind(("0.0.0.0", 0)).expect("a free port");
+    let port = taken.local_addr().expect("bound").port();
+    let forwards = host.file("b", "", &format!("forward = [\"{port}:80\"]"));
+    one_line(&host.refused(&forwards), &port.to_string());
+    for command in ["inspect", "capture"] {
+        let refused = host.call(["net", command, "nobody"]).run();
+        assert_eq!(refused.status, 1, "{refused}");
+        one_line(&refused, "\"nobody\"");
+    }
+    drop(taken);
+    host.run(&[&forwards]);
+    assert!(
+        TcpListener::bind(("0.0.0.0", port)).is_err(),
+        "the gateway has the port"
+    );
+}
