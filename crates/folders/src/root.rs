@@ -85,8 +85,6 @@ pub fn enter(folder: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
         none,
     )?;
     let nothing = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
-    dup2_stdout(nothing.as_fd())?;
-    drop(nothing);
     chdir(MOUNT_POINT)?;
     mount(
         none,
@@ -98,6 +96,8 @@ pub fn enter(folder: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
     pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")?;
+    // Last, as the folder is needed if a step before fails.
+    dup2_stdout(nothing.as_fd())?;
     Ok(())
 }
 

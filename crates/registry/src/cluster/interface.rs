@@ -328,12 +328,7 @@ impl CellRequest {
     pub fn is_report(&self) -> bool {
         matches!(
             self,
-            Self::Status
-                | Self::Ping
-                | Self::Vcpus
-                | Self::CpuLoad
-                | Self::CpuLending
-                | Self::Windows(_)
+            Self::Status | Self::Ping | Self::Vcpus | Self::CpuLoad | Self::CpuLending | Self::Windows(_)
         )
     }
 }

@@ -134,8 +134,8 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
 const NO_FILE: u64 = u64::MAX;
 
 /// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory, a folder's
-/// process opens the folder's files, and the gateway of a subnet, which is no part of a shard, connects to the
-/// outside.
+/// process opens the folder's files, and the gateway of a subnet, which is no part of a shard, connects to
+/// the outside.
 fn is_needed(kind: ThreadKind, attack: &str) -> bool {
     match kind {
         ThreadKind::Control => attack == "F_ADD_SEALS",

@@ -36,10 +36,10 @@ fn a_call_outside_the_list_ends_the_process() {
 fn calls_filtered_by_arguments_are_in_no_list_of_calls() {
     for kind in KINDS {
         let calls = filter::calls(kind);
-        assert!(
-            calls.iter().all(|call| !filter::FILTERED.contains(call)),
-            "{kind:?}"
-        );
+        // The gateway's sockets are of IPv4 and IPv6 only; the translator decides on their destinations.
+        let connects = |call| kind == ThreadKind::Gateway && call == libc::SYS_connect;
+        let mut others = calls.iter().filter(|call| !connects(**call));
+        assert!(others.all(|call| !filter::FILTERED.contains(call)), "{kind:?}");
     }
 }
 
