@@ -140,7 +140,15 @@ impl VmFile {
 
 /// The runtime directory of the command under test.
 pub fn runtime_directory() -> PathBuf {
-    PathBuf::from(std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned()))
+    if let Ok(path) = std::env::var("MIRRORBALL_RUNTIME") {
+        return path.into();
+    }
+    let uid = nix::unistd::geteuid();
+    match std::env::var("XDG_RUNTIME_DIR") {
+        _ if uid.is_root() => "/run/mirrorball".into(),
+        Ok(parent) => Path::new(&parent).join("mirrorball"),
+        Err(_) => format!("/tmp/mirrorball-{uid}").into(),
+    }
 }
 
 /// A running VM. Killed when dropped; when the test is failing, its logs and console are shown first.
