@@ -5,18 +5,20 @@
 //! so it may be in the guest's hands: [`root`] confines it to the folder, the shard checks its replies.
 //!
 //! - [`process`]: starts the process, from the side of the code that opens a VM's files.
-//! - [`server`]: serves requests, in the process.
+//! - `server` (feature `server`): serves requests, in the process.
 //! - [`request`]: decides which requests are served, and removes what a guest may not choose.
 
 pub mod arguments;
 #[cfg(any(test, feature = "guest"))]
 pub mod guest;
 pub mod init;
+#[cfg(feature = "server")]
 mod link;
 pub mod packet;
 pub mod process;
 pub mod request;
 pub mod root;
+#[cfg(feature = "server")]
 pub mod server;
 
 pub use arguments::{Arguments, Cache};

@@ -150,7 +150,7 @@ impl Sent {
             Target::Outside(card) => self.outside.push(card),
             Target::Query(query) => self.queries.push(query),
         }
-        if bytes.len() % 7 == 0 {
+        if bytes.len().is_multiple_of(7) {
             Delivery::Full
         } else {
             Delivery::Taken
