@@ -108,6 +108,7 @@ steps() {
     computes $rival 0
     awaits home $loaded "cell 1 has not recalled its CPU"
     look "$rival computes now, so cell 1 has its CPU back. See RECALLED"
+    for vm in $rival $loaded; do step 60 kill $vm >/dev/null; done
 }
 
 if [[ -t 1 ]]; then
