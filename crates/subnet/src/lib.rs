@@ -15,6 +15,7 @@ mod listing;
 mod mac;
 pub mod nat;
 pub mod network;
+pub mod offload;
 pub mod passt;
 pub mod pcap;
 pub mod process;

@@ -37,7 +37,7 @@ mod compose;
 mod dhcp;
 pub mod dns;
 mod error;
-mod header;
+pub(crate) mod header;
 mod members;
 mod neighbors;
 mod rate;
@@ -52,6 +52,7 @@ pub use self::settings::{Gateway, Ipv4Range, MTU_DEFAULT, MTU_MIN, Settings};
 pub use crate::nat::CardId;
 
 use self::members::Members;
+use crate::offload::{self, Header, Offload};
 
 /// Greatest number of cards of a network.
 pub const CARDS_MAX: usize = 1024;
@@ -96,6 +97,23 @@ pub enum Delivery {
 pub trait Output {
     /// Takes a frame, packet or message.
     fn send(&mut self, target: Target, bytes: &[u8]) -> Delivery;
+
+    /// Takes a frame for a card, with the work that its sender has left to the receiver. An output without
+    /// such receivers does the work.
+    fn send_unfinished(&mut self, card: CardId, frame: &[u8], offload: &Offload) -> Delivery {
+        self.finish(card, frame, offload)
+    }
+
+    /// Does the work on a frame, and takes the frames that it becomes.
+    fn finish(&mut self, card: CardId, frame: &[u8], offload: &Offload) -> Delivery {
+        let mut delivery = Delivery::Taken;
+        offload.finish(frame, &mut Vec::new(), |whole| {
+            if self.send(Target::Card(card), whole) == Delivery::Full {
+                delivery = Delivery::Full;
+            }
+        });
+        delivery
+    }
 }
 
 impl<F: FnMut(Target, &[u8]) -> Delivery> Output for F {
@@ -168,10 +186,23 @@ impl Network {
 
     /// Handles an Ethernet frame of a card's guest.
     pub fn receive(&mut self, id: CardId, frame: &[u8], now: Instant, output: &mut dyn Output) {
+        self.receive_unfinished(id, &offload::WHOLE, frame, now, output);
+    }
+
+    /// Handles an Ethernet frame of a card's guest, and the header before it, by which the guest leaves work
+    /// to the receiver.
+    pub fn receive_unfinished(
+        &mut self,
+        id: CardId,
+        header: &Header,
+        frame: &[u8],
+        now: Instant,
+        output: &mut dyn Output,
+    ) {
         if let Some(member) = self.members.get_mut(id) {
             member.counts.from_guest.add(frame.len());
         }
-        if let Err(reason) = self.pass(id, frame, now, output)
+        if let Err(reason) = self.pass(id, header, frame, now, output)
             && let Some(member) = self.members.get_mut(id)
         {
             member.counts.from_guest.drop(reason);
@@ -200,7 +231,7 @@ impl Network {
         let mut frame = std::mem::take(&mut self.buffer);
         compose::ethernet(&mut frame, self.gateway.mac, to, kind);
         frame.extend_from_slice(packet);
-        self.deliver(id, &frame, now, output);
+        self.deliver(id, &frame, None, now, output);
         self.buffer = frame;
     }
 

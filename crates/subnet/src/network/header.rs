@@ -76,8 +76,21 @@ pub struct Ip<'a> {
     pub hops: u8,
     /// Payload, behind all headers.
     pub content: Content<'a>,
+    /// Header above IP; none in a fragment other than the first.
+    pub transport: Option<Transport>,
     /// Whole packet, without the frame's padding.
     pub packet: &'a [u8],
+}
+
+/// Place of the header above IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// Number of the protocol.
+    pub protocol: u8,
+    /// Place in the packet.
+    pub offset: usize,
+    /// Whether the packet is a fragment.
+    pub is_fragment: bool,
 }
 
 /// Payload of an IP packet.
@@ -121,21 +134,28 @@ impl<'a> Ip<'a> {
         let payload = packet.get(header_bytes..)?;
         let fragment = u16_at(header, 6)?;
         let address = |at: usize| Some(Ipv4Addr::from(*header.get(at..)?.first_chunk::<4>()?));
-        let content = if fragment & 0x1fff != 0 {
-            Content::Other
+        let (content, transport) = if fragment & 0x1fff != 0 {
+            (Content::Other, None)
         } else {
             let is_fragment = fragment & 0x2000 != 0;
-            match header[9] {
+            let content = match header[9] {
                 protocol::ICMP => icmp(payload, is_fragment)?,
                 protocol::IGMP => Content::Igmp,
                 other => transport(other, payload)?,
-            }
+            };
+            let transport = Transport {
+                protocol: header[9],
+                offset: header_bytes,
+                is_fragment,
+            };
+            (content, Some(transport))
         };
         Some(Self {
             source: address(12)?.into(),
             destination: address(16)?.into(),
             hops: header[8],
             content,
+            transport,
             packet,
         })
     }
@@ -149,23 +169,25 @@ impl<'a> Ip<'a> {
         }
         let packet = bytes.get(..IPV6_BYTES + usize::from(u16_at(header, 4)?))?;
         let address = |at: usize| Some(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?));
+        let (content, transport) = ipv6_content(header[6], packet)?;
         Some(Self {
             source: address(8)?.into(),
             destination: address(24)?.into(),
             hops: header[7],
-            content: ipv6_content(header[6], packet.get(IPV6_BYTES..)?)?,
+            content,
+            transport,
             packet,
         })
     }
 }
 
 /// Walks over extension headers, so that a message of a router can't hide behind them (RFC 7113).
-fn ipv6_content(first: u8, payload: &[u8]) -> Option<Content<'_>> {
+fn ipv6_content(first: u8, packet: &[u8]) -> Option<(Content<'_>, Option<Transport>)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;
     const DESTINATION_OPTIONS: u8 = 60;
-    let (mut next, mut rest, mut is_fragment) = (first, payload, false);
+    let (mut next, mut rest, mut is_fragment) = (first, packet.get(IPV6_BYTES..)?, false);
     for _ in 0..EXTENSIONS_MAX {
         match next {
             HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
@@ -176,15 +198,25 @@ fn ipv6_content(first: u8, payload: &[u8]) -> Option<Content<'_>> {
             FRAGMENT => {
                 let header: &[u8; 8] = rest.first_chunk()?;
                 if u16_at(header, 2)? & 0xfff8 != 0 {
-                    return Some(Content::Other);
+                    return Some((Content::Other, None));
                 }
                 // A whole packet may have the header, too.
                 is_fragment = true;
                 next = header[0];
                 rest = rest.get(8..)?;
             }
-            protocol::ICMPV6 => return icmp(rest, is_fragment),
-            other => return transport(other, rest),
+            number => {
+                let content = match number {
+                    protocol::ICMPV6 => icmp(rest, is_fragment)?,
+                    other => transport(other, rest)?,
+                };
+                let transport = Transport {
+                    protocol: number,
+                    offset: packet.len() - rest.len(),
+                    is_fragment,
+                };
+                return Some((content, Some(transport)));
+            }
         }
     }
     None

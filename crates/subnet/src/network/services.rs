@@ -8,6 +8,7 @@ use super::header::Ip;
 use super::members::{GATEWAY_NAME, Member, Members};
 use super::settings::{Settings, has_prefix};
 use super::{CardId, Delivery, DropReason, Network, Output, Query, Target, dhcp, dns, neighbors};
+use crate::offload::Offload;
 
 const ICMP_ECHO_REPLY: u8 = 0;
 const HOPS: u8 = 64;
@@ -29,11 +30,26 @@ impl Network {
 
     /// Sends a frame to a card, whatever its limit.
     pub(super) fn reply(&mut self, to: CardId, frame: &[u8], output: &mut dyn Output) {
+        self.send_to_card(to, frame, None, output);
+    }
+
+    /// Sends a frame to a card, with the work that is left to its receiver, and counts it.
+    pub(super) fn send_to_card(
+        &mut self,
+        to: CardId,
+        frame: &[u8],
+        offload: Option<Offload>,
+        output: &mut dyn Output,
+    ) {
         let Some(member) = self.members.get_mut(to) else {
             return;
         };
         member.counts.to_guest.add(frame.len());
-        if output.send(Target::Card(to), frame) == Delivery::Full {
+        let delivery = match offload {
+            Some(offload) => output.send_unfinished(to, frame, &offload),
+            None => output.send(Target::Card(to), frame),
+        };
+        if delivery == Delivery::Full {
             member.counts.to_guest.drop(DropReason::Full);
         }
     }

@@ -9,6 +9,7 @@ use super::header::{ARP, Content, ETHERNET_BYTES, Ethernet, IPV4, IPV6, Ip, is_g
 use super::neighbors::kind;
 use super::settings::{LINK_LOCAL, has_prefix};
 use super::{CardId, Delivery, DropReason, Network, Output, Target, compose, dhcp, dns, neighbors};
+use crate::offload::{self, Header, Offload};
 
 /// Types of ICMP that only routers send: redirect and router advertisement.
 const ICMP_OF_ROUTERS: [u8; 2] = [5, 9];
@@ -17,12 +18,28 @@ const ICMP_ECHO_REQUEST: u8 = 8;
 const DHCPV6_PORTS: (u16, u16) = (547, 546);
 /// Bytes that a copy of a broadcast costs at least.
 const FLOOD_BYTES_MIN: usize = 512;
+/// Bytes of the largest frame before it is cut into segments: an IP packet of 64 KiB.
+const UNCUT_FRAME_BYTES_MAX: usize = ETHERNET_BYTES + 65_535;
+
+/// An IP packet of a guest, in its frame.
+#[derive(Clone, Copy)]
+struct Received<'a> {
+    /// Card of the guest.
+    id: CardId,
+    frame: &'a [u8],
+    ethernet: &'a Ethernet<'a>,
+    ip: &'a Ip<'a>,
+    /// Work that the guest has left to the receiver.
+    offload: Option<Offload>,
+    now: Instant,
+}
 
 impl Network {
     /// Passes a guest's frame on, or returns the reason to drop it.
     pub(super) fn pass(
         &mut self,
         id: CardId,
+        header: &Header,
         frame: &[u8],
         now: Instant,
         output: &mut dyn Output,
@@ -33,24 +50,44 @@ impl Network {
         if !member.from_guest.admits(frame.len(), now) {
             return Err(DropReason::RateLimit);
         }
-        if frame.len() > self.frame_bytes_max() {
+        let frame_bytes_max = if offload::is_segmented(header) {
+            UNCUT_FRAME_BYTES_MAX
+        } else {
+            self.frame_bytes_max()
+        };
+        if frame.len() > frame_bytes_max {
             return Err(DropReason::Oversized);
         }
         let ethernet = Ethernet::parse(frame).ok_or(DropReason::Malformed)?;
         if Some(ethernet.source) != self.members.get(id).map(|member| member.card.mac) {
             return Err(DropReason::SourceMac);
         }
-        match ethernet.kind {
-            ARP => self.arp(id, &ethernet, output),
-            IPV4 => {
-                let ip = Ip::ipv4(ethernet.payload).ok_or(DropReason::Malformed)?;
-                self.ipv4(id, frame, &ethernet, &ip, now, output)
-            }
-            IPV6 => {
-                let ip = Ip::ipv6(ethernet.payload).ok_or(DropReason::Malformed)?;
-                self.ipv6(id, frame, &ethernet, &ip, now, output)
-            }
-            _ => Err(DropReason::Protocol),
+        let ip = match ethernet.kind {
+            ARP if !offload::is_whole(header) => return Err(DropReason::Malformed),
+            ARP => return self.arp(id, &ethernet, output),
+            IPV4 => Ip::ipv4(ethernet.payload),
+            IPV6 => Ip::ipv6(ethernet.payload),
+            _ => return Err(DropReason::Protocol),
+        };
+        let ip = ip.ok_or(DropReason::Malformed)?;
+        let offload = Offload::of_packet(header, &ip).map_err(|_| DropReason::Malformed)?;
+        let whole_bytes = offload.map_or(frame.len(), |work| work.largest_frame_bytes());
+        if whole_bytes > self.frame_bytes_max() {
+            return Err(DropReason::Oversized);
+        }
+        let received = Received {
+            id,
+            // Padding has no part in the work.
+            frame: &frame[..offload.map_or(frame.len(), |work| work.frame_bytes())],
+            ethernet: &ethernet,
+            ip: &ip,
+            offload,
+            now,
+        };
+        if ethernet.kind == IPV4 {
+            self.ipv4(received, output)
+        } else {
+            self.ipv6(received, output)
         }
     }
 
@@ -100,15 +137,8 @@ impl Network {
         Ok(())
     }
 
-    fn ipv4(
-        &mut self,
-        id: CardId,
-        frame: &[u8],
-        ethernet: &Ethernet<'_>,
-        ip: &Ip<'_>,
-        now: Instant,
-        output: &mut dyn Output,
-    ) -> Result<(), DropReason> {
+    fn ipv4(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
+        let Received { id, ip, .. } = received;
         let Some(own) = self.members.get(id).map(|member| member.addresses.ipv4) else {
             return Ok(());
         };
@@ -139,18 +169,11 @@ impl Network {
             Content::Igmp => return Ok(()),
             _ => {}
         }
-        self.route(id, frame, ethernet, ip, now, output)
+        self.route(received, output)
     }
 
-    fn ipv6(
-        &mut self,
-        id: CardId,
-        frame: &[u8],
-        ethernet: &Ethernet<'_>,
-        ip: &Ip<'_>,
-        now: Instant,
-        output: &mut dyn Output,
-    ) -> Result<(), DropReason> {
+    fn ipv6(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
+        let Received { id, ip, .. } = received;
         let IpAddr::V6(source) = ip.source else {
             return Err(DropReason::Malformed);
         };
@@ -182,10 +205,9 @@ impl Network {
                 }
                 kind::NEIGHBOR_ADVERTISEMENT => {
                     let target = neighbors::target(message).ok_or(DropReason::Malformed)?;
-                    let is_own = has_address && self.members.may_use(id, target);
                     // The switch knows all addresses.
-                    return if is_own {
-                        Ok(())
+                    return if has_address {
+                        self.claim(id, target)
                     } else {
                         Err(DropReason::SourceAddress)
                     };
@@ -198,7 +220,7 @@ impl Network {
         if !has_address {
             return Err(DropReason::SourceAddress);
         }
-        self.route(id, frame, ethernet, ip, now, output)
+        self.route(received, output)
     }
 
     /// Answers a neighbor solicitation for any card. One without a source claims its target.
@@ -217,12 +239,7 @@ impl Network {
         let is_router = target == gateway.link_local || target == gateway.addresses.ipv6;
         let is_claim = source.is_unspecified();
         if is_claim && !is_router && !self.is_taken(id, target) {
-            let is_own = self.members.may_use(id, target);
-            return if is_own {
-                Ok(())
-            } else {
-                Err(DropReason::SourceAddress)
-            };
+            return self.claim(id, target);
         }
         let owner = if is_router {
             Some(gateway.mac)
@@ -239,6 +256,15 @@ impl Network {
         Ok(())
     }
 
+    /// Records that a guest uses an address.
+    fn claim(&mut self, id: CardId, address: Ipv6Addr) -> Result<(), DropReason> {
+        if self.members.may_use(id, address) {
+            Ok(())
+        } else {
+            Err(DropReason::SourceAddress)
+        }
+    }
+
     /// Returns whether another card has the address.
     fn is_taken(&self, id: CardId, address: Ipv6Addr) -> bool {
         self.members
@@ -253,41 +279,35 @@ impl Network {
     }
 
     /// Passes a checked packet on, by the hardware address of its receiver.
-    fn route(
-        &mut self,
-        id: CardId,
-        frame: &[u8],
-        ethernet: &Ethernet<'_>,
-        ip: &Ip<'_>,
-        now: Instant,
-        output: &mut dyn Output,
-    ) -> Result<(), DropReason> {
-        let receiver = ethernet.destination;
+    fn route(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
+        let Received { id, .. } = received;
+        let receiver = received.ethernet.destination;
         if receiver == self.gateway.mac {
-            return self.pass_to_gateway(id, ip, output);
+            return self.pass_to_gateway(received, output);
         }
         if !self.settings.peers {
             return Err(DropReason::PeersBarred);
         }
         if is_group(receiver) {
-            return self.flood(id, frame, now, output);
+            return self.flood(received, output);
         }
         match self.members.by_mac(receiver) {
             Some(to) if to != id => {
-                self.deliver(to, frame, now, output);
+                self.deliver(to, received.frame, received.offload, received.now, output);
                 Ok(())
             }
             _ => Err(DropReason::NoSuchCard),
         }
     }
 
-    fn flood(
-        &mut self,
-        id: CardId,
-        frame: &[u8],
-        now: Instant,
-        output: &mut dyn Output,
-    ) -> Result<(), DropReason> {
+    fn flood(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
+        let Received {
+            id,
+            frame,
+            offload,
+            now,
+            ..
+        } = received;
         let receivers = self.members.count().saturating_sub(1);
         let Some(member) = self.members.get_mut(id) else {
             return Ok(());
@@ -301,15 +321,22 @@ impl Network {
         let mut next = self.members.next_after(None);
         while let Some(to) = next {
             if to != id {
-                self.deliver(to, frame, now, output);
+                self.deliver(to, frame, offload, now, output);
             }
             next = self.members.next_after(Some(to));
         }
         Ok(())
     }
 
-    /// Sends a frame to a card within its limit.
-    pub(super) fn deliver(&mut self, to: CardId, frame: &[u8], now: Instant, output: &mut dyn Output) {
+    /// Sends a frame to a card within its limit, with the work that is left to its receiver.
+    pub(super) fn deliver(
+        &mut self,
+        to: CardId,
+        frame: &[u8],
+        offload: Option<Offload>,
+        now: Instant,
+        output: &mut dyn Output,
+    ) {
         let Some(member) = self.members.get_mut(to) else {
             return;
         };
@@ -318,16 +345,12 @@ impl Network {
             member.counts.to_guest.drop(DropReason::RateLimit);
             return;
         }
-        self.reply(to, frame, output);
+        self.send_to_card(to, frame, offload, output);
     }
 
     /// Handles a packet to the gateway's hardware address.
-    fn pass_to_gateway(
-        &mut self,
-        id: CardId,
-        ip: &Ip<'_>,
-        output: &mut dyn Output,
-    ) -> Result<(), DropReason> {
+    fn pass_to_gateway(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
+        let Received { id, ip, .. } = received;
         let gateway = self.gateway;
         let to = ip.destination;
         let is_gateways = gateway.addresses.contains(to);
@@ -344,7 +367,7 @@ impl Network {
                     is_fragment: false,
                 } => self.serve_echo(id, ip, message, output),
                 // Forwarded ports, and the host's own where the card may reach them: the translator decides.
-                Content::Udp { .. } | Content::Tcp if is_gateways => self.pass_outside(id, ip, output),
+                Content::Udp { .. } | Content::Tcp if is_gateways => self.pass_outside(received, output),
                 _ => Err(DropReason::NoSuchService),
             };
         }
@@ -354,11 +377,25 @@ impl Network {
         if !self.settings.outside {
             return Err(DropReason::Isolated);
         }
-        self.pass_outside(id, ip, output)
+        self.pass_outside(received, output)
     }
 
-    fn pass_outside(&mut self, id: CardId, ip: &Ip<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
-        match output.send(Target::Outside(id), ip.packet) {
+    fn pass_outside(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {
+        let Received { id, ip, offload, .. } = received;
+        let mut delivery = Delivery::Taken;
+        let mut send = |packet: &[u8]| delivery = output.send(Target::Outside(id), packet);
+        match offload {
+            // The translator checks the sum of a datagram, and takes TCP without one.
+            Some(offload) if matches!(ip.content, Content::Udp { .. }) => {
+                let mut buffer = std::mem::take(&mut self.buffer);
+                offload.finish(received.frame, &mut buffer, |whole| {
+                    send(&whole[ETHERNET_BYTES..])
+                });
+                self.buffer = buffer;
+            }
+            _ => send(ip.packet),
+        }
+        match delivery {
             Delivery::Taken => Ok(()),
             Delivery::Full => Err(DropReason::Full),
         }

@@ -6,6 +6,7 @@ mod hostile;
 mod limits;
 mod membership;
 mod neighbors;
+mod offloads;
 mod outside;
 
 use std::net::IpAddr;
@@ -90,6 +91,11 @@ impl World {
 
     /// Receives a frame of a guest, and returns what the network sends.
     fn receive(&mut self, from: Guest, frame: &[u8]) -> Vec<(Target, Vec<u8>)> {
+        self.receive_unfinished(from, &offload::WHOLE, frame)
+    }
+
+    /// Receives a frame with work for the receiver. Cards of this world leave that work to the network.
+    fn receive_unfinished(&mut self, from: Guest, header: &Header, frame: &[u8]) -> Vec<(Target, Vec<u8>)> {
         let (sent, full) = (&mut self.sent, &self.full);
         let mut output = |target: Target, bytes: &[u8]| {
             if full.contains(&target) {
@@ -98,7 +104,8 @@ impl World {
             sent.push((target, bytes.to_vec()));
             Delivery::Taken
         };
-        self.network.receive(from.id, frame, self.now, &mut output);
+        let network = &mut self.network;
+        network.receive_unfinished(from.id, header, frame, self.now, &mut output);
         std::mem::take(&mut self.sent)
     }
 

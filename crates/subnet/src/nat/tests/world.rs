@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::wire::{HardwareAddress, IpEndpoint};
 
@@ -91,6 +91,8 @@ impl Output for Wire {
 struct Cable<'a> {
     arriving: &'a mut VecDeque<(CardId, Vec<u8>)>,
     leaving: &'a mut VecDeque<Vec<u8>>,
+    /// Checksums of TCP that the guest computes or checks.
+    checksums: Checksum,
 }
 
 struct Arrived(Vec<u8>);
@@ -135,6 +137,7 @@ impl Device for Cable<'_> {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ip;
         capabilities.max_transmission_unit = MTU;
+        capabilities.checksum.tcp = self.checksums;
         capabilities
     }
 }
@@ -148,6 +151,7 @@ pub(super) struct World {
     leaving: VecDeque<Vec<u8>>,
     /// Whether packets to the guest stay on the wire, for the test to read.
     pub(super) keeps_packets: bool,
+    checksums: Checksum,
     start: Instant,
     skipped: Duration,
     next_port: u16,
@@ -158,12 +162,22 @@ impl World {
         Self::with_limits(Limits::of_descriptors(16_384))
     }
 
+    /// Creates a guest that leaves the checksums of TCP to the receiver.
+    pub(super) fn without_checksums() -> Self {
+        Self::with_checksums(Limits::of_descriptors(16_384), Checksum::Rx)
+    }
+
     pub(super) fn with_limits(limits: Limits) -> Self {
+        Self::with_checksums(limits, Checksum::Both)
+    }
+
+    fn with_checksums(limits: Limits, checksums: Checksum) -> Self {
         let mut nat = nat(limits, Barred::default());
         nat.add_card(CARD, card(true));
         let mut cable = Cable {
             arriving: &mut VecDeque::new(),
             leaving: &mut VecDeque::new(),
+            checksums,
         };
         let config = Config::new(HardwareAddress::Ip);
         let mut interface = Interface::new(config, &mut cable, smoltcp::time::Instant::ZERO);
@@ -175,6 +189,7 @@ impl World {
             interface,
             leaving: VecDeque::new(),
             keeps_packets: false,
+            checksums,
             start: Instant::now(),
             skipped: Duration::ZERO,
             next_port: 20_000,
@@ -211,6 +226,7 @@ impl World {
             let mut cable = Cable {
                 arriving: &mut self.wire.packets,
                 leaving: &mut self.leaving,
+                checksums: self.checksums,
             };
             self.interface.poll(time, &mut cable, &mut self.sockets);
         }
