@@ -144,7 +144,7 @@ fn network_is_that_of_the_command_the_share_group_or_the_card() {
     assert_eq!(networks.len(), 4, "{networks:?}");
     let shown = host.call(["net", "inspect", "c"]).ok().text();
     assert!(
-        shown.contains("named: ") && shown.contains("c.vm.internal"),
+        shown.contains("named: ") && shown.contains("c.vm.internal") && shown.contains("offloads: "),
         "{shown}"
     );
 }
@@ -166,8 +166,11 @@ fn killed_gateway_is_started_again_and_its_cards_join_again() {
         (is_next && cards == 2).then_some(listed)
     });
     for card in [0_usize, 1] {
-        let addresses = |listed: &Value| listed["networks"][0]["cards"][card]["addresses"].clone();
-        assert_eq!(addresses(&next), addresses(&before));
+        let of = |listed: &Value, key: &str| listed["networks"][0]["cards"][card][key].clone();
+        for key in ["addresses", "offloads"] {
+            assert_eq!(of(&next, key), of(&before, key), "{key}");
+        }
+        assert_eq!(of(&next, "offloads"), true);
     }
     for vm in ["a", "b"] {
         wait::until("both lines of the log", SOON, || {
@@ -208,7 +211,9 @@ fn card_stays_on_its_network_while_its_monitor_is_killed() {
     host::kill9(gateway);
     let on_network = || {
         let listed = listed_now(&host)?;
-        (listed["networks"][0]["cards"][0]["vm"] == "a").then_some(())
+        let card = &listed["networks"][0]["cards"][0];
+        // Each monitor knows the form of the frames that the shard sends.
+        (card["vm"] == "a" && card["offloads"] == true).then_some(())
     };
     wait::until("the card on the network again", SOON, on_network);
     // The keeper has a connection that has ended, so the monitor after that joins the card again.

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 use locks::lock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, recv, setsockopt, socketpair, sockopt::SndBuf,
+};
 use registry::runtime;
 use registry::subnet::{Connection, Join, Request, Response};
 
@@ -39,6 +41,10 @@ const INHERITED_LIMIT: Duration = Duration::from_secs(1);
 const QUIET_REFUSALS: u32 = 3;
 /// Greatest number of old frames that are removed before a guest boots again.
 const DRAINED_MAX: usize = 4096;
+
+/// Bytes of frames that each end of a card's socket may hold: several of 64 KiB. The kernel allows its own
+/// limit (`net.core.wmem_max`) if that is less.
+const SOCKET_BYTES: usize = 1 << 20;
 
 /// Reason why a card is not on its network. One line, with help.
 #[derive(Debug, thiserror::Error)]
@@ -87,24 +93,35 @@ pub(crate) struct LeftSubnetCard {
 }
 
 impl SubnetCard {
-    /// Joins a card to its network. Returns the shard's end of its socket.
+    /// Joins a card to its network, with offloads unless the gateway is of an older release. Returns the
+    /// shard's end of its socket.
     ///
     /// # Errors
     /// If no gateway starts, or it refuses the card.
     pub(crate) fn join(
         id: String,
-        join: Join,
+        mut join: Join,
         log: Arc<ShardLog>,
     ) -> Result<(OwnedFd, Self), SubnetCardError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
         let (near, far) = pair.map_err(io::Error::from)?;
-        let shared = Shared::new(id, join, far, log)?;
-        let connection = shared.try_join()?;
+        for end in [&near, &far] {
+            setsockopt(end, SndBuf, &SOCKET_BYTES).map_err(io::Error::from)?;
+        }
+        join.offloads = true;
+        let mut shared = Shared::new(id, join, far, log)?;
+        let (connection, offloads) = shared.try_join()?;
+        shared.join.offloads = offloads;
         Ok((near, Self::serve(shared, Some(connection), false)?))
     }
 
-    /// Adopts a card that a predecessor of this process joined.
+    /// Whether the packets of the card's socket have headers before their frames.
+    pub(crate) fn has_offloads(&self) -> bool {
+        self.shared.join.offloads
+    }
+
+    /// Adopts a card that a predecessor of this process joined. `join` says whether it has offloads.
     ///
     /// # Errors
     /// If the host has no threads left.
@@ -188,8 +205,23 @@ impl Shared {
         Ok(())
     }
 
-    /// Joins the card by the gateway, which is started if none runs.
-    fn try_join(&self) -> Result<Connection, SubnetCardError> {
+    /// Joins the card in the form that its shard uses.
+    fn try_join_again(&self) -> Result<Connection, SubnetCardError> {
+        let (connection, offloads) = self.try_join()?;
+        if offloads != self.join.offloads {
+            // The card leaves with the connection.
+            return Err(SubnetCardError::Refused(
+                "the subnet's gateway is of an older release, which does not know this card's offloads; \
+                 help: end the VMs that were started by that release"
+                    .to_owned(),
+            ));
+        }
+        Ok(connection)
+    }
+
+    /// Joins the card by the gateway, which is started if none runs. Returns the connection, and whether the
+    /// gateway takes packets with headers.
+    fn try_join(&self) -> Result<(Connection, bool), SubnetCardError> {
         let runtime = runtime::directory()?;
         let join = Join {
             facts: self.facts.read()?,
@@ -203,7 +235,7 @@ impl Shared {
             connection.set_limit(Some(REPLY_LIMIT))?;
             let sent = connection.send(&request, &[self.far.as_fd()]);
             match sent.and_then(|()| connection.receive()) {
-                Ok(Some(Response::Joined { .. })) => return Ok(connection),
+                Ok(Some(Response::Joined { offloads, .. })) => return Ok((connection, offloads)),
                 Ok(Some(Response::Refused { why })) => {
                     return Err(SubnetCardError::Refused(printable(&why)));
                 }
@@ -277,7 +309,7 @@ impl Shared {
     fn join_again(&self) -> Option<Connection> {
         let (mut pause, mut attempt) = (RETRY_PAUSE, 0);
         loop {
-            match self.try_join() {
+            match self.try_join_again() {
                 Ok(connection) => return Some(connection),
                 Err(error) => {
                     attempt += 1;

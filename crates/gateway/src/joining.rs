@@ -68,7 +68,8 @@ impl Networks {
         let forwards = join.forward.iter().map(|text| text.parse::<PortForward>());
         let forwards = forwards.collect::<Result<Vec<_>, _>>();
         let forwards = forwards.map_err(|error| error.to_string())?;
-        let socket = CardSocket::new(socket).map_err(|error| format!("the card's socket: {error}"))?;
+        let socket = CardSocket::new(socket, join.offloads);
+        let socket = socket.map_err(|error| format!("the card's socket: {error}"))?;
         let network = self.networks.entry(join.network.clone());
         let network = network.or_insert_with(|| Network::new(settings(&join.network, &join.facts), now));
         let attached = attach(network, id, join, now);

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use subnet::nat::{self, Nat};
 use subnet::network::{CardId, Delivery, Output, Query, Target, dns};
+use subnet::offload::Offload;
 use subnet::resolver::{QueryId, Resolver};
 
 use crate::capture::Frames;
@@ -89,6 +90,20 @@ impl Output for FromNetwork<'_> {
                 Delivery::Taken
             }
             Target::Query(query) => self.paths.ask(query, bytes, self.now),
+        }
+    }
+
+    fn send_unfinished(&mut self, card: CardId, frame: &[u8], offload: &Offload) -> Delivery {
+        let Some(socket) = self.paths.sockets.get_mut(&card) else {
+            return Delivery::Full;
+        };
+        if !socket.has_headers() {
+            return self.finish(card, frame, offload);
+        }
+        self.paths.captured.record(card, frame);
+        match socket.push_with(&offload.header(), frame) {
+            true => Delivery::Taken,
+            false => Delivery::Full,
         }
     }
 }

@@ -7,6 +7,7 @@ use registry::subnet::{CardReport, NetworkReport, ProcessReport, Response};
 use subnet::nat;
 use subnet::network::{Addresses, Card, CardId, DropReason, Network, Traffic, dns};
 
+use crate::card::CardSocket;
 use crate::client::{Client, Role};
 use crate::joining::{Member, Networks};
 use crate::path::Paths;
@@ -76,6 +77,7 @@ fn of_card(
         addresses: vec![IpAddr::from(addresses.ipv4), addresses.ipv6.into()],
         forward: member.forward.clone(),
         host: member.host,
+        offloads: paths.sockets.get(&id).is_some_and(CardSocket::has_headers),
         counters,
         dropped,
     }

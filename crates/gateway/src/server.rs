@@ -19,7 +19,7 @@ use subnet::pcap;
 use subnet::resolver::Resolver;
 
 use crate::capture::is_of;
-use crate::card::{FRAME_BYTES_MAX, Read};
+use crate::card::{PACKET_BYTES_MAX, Read};
 use crate::client::{Asked, Client, Role};
 use crate::joining::{CARDS_MAX, Networks};
 use crate::path::{Inward, Paths};
@@ -108,7 +108,7 @@ impl Gateway {
             facts_time: now,
             next_asked: 0,
             idle_since: Some(now),
-            buffer: vec![0; FRAME_BYTES_MAX + 1],
+            buffer: vec![0; PACKET_BYTES_MAX + 1],
         })
     }
 
@@ -255,7 +255,10 @@ impl Gateway {
     fn serve_request(&mut self, number: u64, (request, files): Asked, now: Instant) -> bool {
         let response = match request {
             Request::Join(join) => match self.join(number, &join, files, now) {
-                Ok(addresses) => Response::Joined { addresses },
+                Ok(addresses) => Response::Joined {
+                    addresses,
+                    offloads: join.offloads,
+                },
                 Err(why) => Response::Refused { why },
             },
             Request::Facts(facts) => {
@@ -377,11 +380,13 @@ impl Gateway {
                 return;
             };
             match socket.read(&mut self.buffer) {
-                Read::Frame(bytes) => {
-                    let frame = &self.buffer[..bytes.min(self.buffer.len())];
+                Read::Packet(bytes) => {
+                    let packet = &self.buffer[..bytes.min(self.buffer.len())];
+                    let (header, frame) = socket.split(packet);
                     self.paths.captured.record(card, frame);
                     if let Some(network) = self.networks.of(card) {
-                        network.receive(card, frame, now, &mut self.paths.of_network(now));
+                        let output = &mut self.paths.of_network(now);
+                        network.receive_unfinished(card, &header, frame, now, output);
                     }
                     self.deliver(now);
                 }

@@ -80,6 +80,11 @@ pub struct Join {
     /// Maximum packets per second from the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets: Option<u32>,
+    /// Whether each packet of the card has a virtio-net header of 12 bytes before its frame, by which
+    /// checksums and segmentation are left to the receiver. A gateway that does so confirms it in
+    /// [`Response::Joined`]; one of an older release does not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub offloads: bool,
     /// The host at this time.
     pub facts: HostFacts,
 }
@@ -113,6 +118,9 @@ pub enum Response {
     Joined {
         /// Its addresses.
         addresses: Vec<IpAddr>,
+        /// Whether packets have headers, as [`Join::offloads`] requests it.
+        #[serde(default)]
+        offloads: bool,
     },
     /// The gateway needs a [`Request::Facts`], since the last ones are old.
     NeedFacts,
@@ -163,6 +171,9 @@ pub struct CardReport {
     pub forward: Vec<String>,
     /// Whether it reaches the host.
     pub host: bool,
+    /// Whether it leaves checksums and segmentation to receivers. Absent from an older gateway.
+    #[serde(default)]
+    pub offloads: bool,
     /// Frames and bytes that passed, by counter.
     pub counters: BTreeMap<String, u64>,
     /// Frames that were dropped, by reason; only reasons that occurred.
@@ -196,6 +207,7 @@ mod tests {
             host: false,
             bandwidth: None,
             packets: None,
+            offloads: false,
             facts: HostFacts::default(),
         }));
         let line = String::from_utf8(OF_CLIENT.write(&join).unwrap()).unwrap();
@@ -203,6 +215,12 @@ mod tests {
             line.contains("\"ask\":\"join\"") && line.contains("\"vm\":\"a\""),
             "{line}"
         );
+        assert!(!line.contains("offloads"), "a card without them: {line}");
+        let older = "{\"versions\":{\"oldest\":1,\"newest\":1},\"answer\":\"joined\",\"addresses\":[]}";
+        assert!(matches!(
+            OF_CLIENT.read::<Response>(older),
+            Ok(Response::Joined { offloads: false, .. })
+        ));
         assert!(matches!(
             OF_GATEWAY.read::<Request>(&line),
             Ok(Request::Join(join)) if join.mac[5] == 1

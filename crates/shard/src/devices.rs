@@ -92,6 +92,7 @@ impl DeviceFiles {
                 }
                 NetBackendLaunch::Stream(fd) => net::Backend::Stream(OwnedFd::from(files.take(*fd)?)),
                 NetBackendLaunch::Packets(fd) => net::Backend::Packets(OwnedFd::from(files.take(*fd)?)),
+                NetBackendLaunch::Offloads(fd) => net::Backend::Offloads(OwnedFd::from(files.take(*fd)?)),
             });
         }
         let folders = spec.folders.iter().map(|folder| files.take(folder.socket));

@@ -71,12 +71,16 @@ impl Opening<'_> {
                     let join = join(&net, mac, index, self.name, self.spec.share_group.as_deref());
                     let (near, card) = SubnetCard::join(id.clone(), join, log.clone())?;
                     let file = self.files.add(near);
+                    let backend = match card.has_offloads() {
+                        true => NetBackendLaunch::Offloads(file),
+                        false => NetBackendLaunch::Packets(file),
+                    };
                     all.subnet.push(OnSubnet {
                         number: index,
                         file,
                         card,
                     });
-                    NetBackendLaunch::Packets(file)
+                    backend
                 }
                 _ => {
                     let count = Count::new()?;
@@ -117,6 +121,7 @@ pub(super) fn join(net: &NetSpec, mac: [u8; 6], card: usize, vm: &str, share_gro
         host: net.host,
         bandwidth: net.bandwidth.map(|size| size.0),
         packets: net.packets,
+        offloads: false,
         facts: HostFacts::default(),
     }
 }

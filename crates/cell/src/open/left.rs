@@ -10,7 +10,7 @@ use diskstore::claim::Claim;
 use diskstore::disk::announce_again;
 use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
-use shard_api::launch::{DiskFormat, Fd, LaunchSpec};
+use shard_api::launch::{DiskFormat, Fd, LaunchSpec, NetBackendLaunch};
 use subnet::card_process::{CardProcess, LeftProcess};
 use subnet::passt::{LeftCard, PasstChild};
 use subnet::process::{Count, FilterProcess, LeftFilter};
@@ -223,7 +223,10 @@ impl VmResources {
             let missing = || io::Error::from(io::ErrorKind::InvalidData);
             let net = nets.get(card.number).ok_or_else(missing)?;
             let mac = *addresses.get(card.number).ok_or_else(missing)?;
-            let request = join(net, mac, card.number, name, spec.share_group.as_deref());
+            let mut request = join(net, mac, card.number, name, spec.share_group.as_deref());
+            // The shard's launch decides: it has the other end of the socket.
+            let launch = left.launch.nets.get(card.number).ok_or_else(missing)?;
+            request.offloads = matches!(launch.backend, NetBackendLaunch::Offloads(_));
             let descriptors = LeftSubnetCard {
                 far: files.take(card.far)?,
                 connection: card.connection.map(|file| files.take(file)).transpose()?,

@@ -71,7 +71,7 @@ impl Served {
             .send(&Request::Join(Box::new(join)), &[far.as_fd()])
             .unwrap();
         match connection.receive().unwrap() {
-            Some(Response::Joined { addresses }) => {
+            Some(Response::Joined { addresses, offloads }) => {
                 let std::net::IpAddr::V4(address) = addresses[0] else {
                     panic!("{addresses:?}");
                 };
@@ -80,6 +80,7 @@ impl Served {
                     connection,
                     mac,
                     address,
+                    has_offloads: offloads,
                 })
             }
             Some(Response::Refused { why }) => Err(why),
@@ -107,6 +108,7 @@ fn card(network: &str, vm: &str, number: u8) -> Join {
         host: false,
         bandwidth: None,
         packets: None,
+        offloads: false,
         facts: HostFacts::default(),
     }
 }
@@ -117,6 +119,7 @@ struct Guest {
     connection: Connection,
     mac: [u8; 6],
     address: Ipv4Addr,
+    has_offloads: bool,
 }
 
 impl Guest {
@@ -236,7 +239,7 @@ fn card_joins_again_with_the_same_socket() {
             let join = Request::Join(Box::new(card("n", "a", 1)));
             connection.send(&join, &[far.as_fd()]).unwrap();
             match connection.receive().unwrap() {
-                Some(Response::Joined { addresses }) => break (connection, addresses[0]),
+                Some(Response::Joined { addresses, .. }) => break (connection, addresses[0]),
                 // The gateway has not noticed yet that the last connection has ended.
                 Some(Response::Refused { why }) if why.contains("taken") => {}
                 other => panic!("round {round}: {other:?}"),
@@ -251,12 +254,59 @@ fn card_joins_again_with_the_same_socket() {
             connection,
             mac: [2, 0, 0, 0, 0, 1],
             address,
+            has_offloads: false,
         };
         let payload = [b'r', round];
         a.send(&a.datagram((b.mac, b.address), 7, &payload));
         assert!(b.receive_within(SOON, ends_with(&payload)).is_some());
         near = Some(a.near);
     }
+}
+
+/// A header that leaves the checksum of a datagram to the receiver.
+const UNFINISHED: [u8; 12] = [1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 0, 0];
+
+#[test]
+fn offloads_are_confirmed_and_cards_without_them_get_whole_frames() {
+    let gateway = Served::start("offloads");
+    let join = |vm: &str, number: u8| Join {
+        offloads: true,
+        ..card("n", vm, number)
+    };
+    let a = gateway.join(join("a", 1)).unwrap();
+    let b = gateway.join(join("b", 2)).unwrap();
+    let plain = gateway.join(card("n", "plain", 3)).unwrap();
+    assert_eq!(
+        [&a, &b, &plain].map(|guest| guest.has_offloads),
+        [true, true, false]
+    );
+    let headed = |header: [u8; 12], frame: Vec<u8>| [&header[..], &frame].concat();
+    let frame = a.datagram((b.mac, b.address), 7, &[7; 60_000]);
+    a.send(&headed(UNFINISHED, frame.clone()));
+    let received = b.receive_within(SOON, |packet| packet.len() > 60_000).unwrap();
+    assert!(
+        received == headed(UNFINISHED, frame),
+        "the work goes with its frame"
+    );
+    let frame = a.datagram((plain.mac, plain.address), 7, b"sum");
+    a.send(&headed(UNFINISHED, frame.clone()));
+    let mut received = plain.receive_within(SOON, ends_with(b"sum")).unwrap();
+    let sum: Vec<u8> = received.splice(40..42, [0, 0]).collect();
+    assert!(received == frame && sum != [0, 0], "{received:?}");
+    let frame = plain.datagram((a.mac, a.address), 7, b"back");
+    plain.send(&frame);
+    let received = a.receive_within(SOON, ends_with(b"back")).unwrap();
+    assert_eq!(received, headed([0; 12], frame));
+    // A part of a header, and a sum in the source address.
+    a.send(&[1; 11]);
+    let mut forged = UNFINISHED;
+    forged[6..9].copy_from_slice(&[14, 0, 12]);
+    a.send(&headed(forged, a.datagram((b.mac, b.address), 7, b"forged")));
+    a.send(&headed([0; 12], a.datagram((b.mac, b.address), 7, b"last")));
+    let next = b.receive_within(SOON, |packet| packet.len() > 40).unwrap();
+    assert!(next.ends_with(b"last"), "{next:?}");
+    let dropped = &gateway.networks()[0].cards[0].dropped;
+    assert_eq!(dropped.get("from_guest_malformed"), Some(&2), "{dropped:?}");
 }
 
 #[test]

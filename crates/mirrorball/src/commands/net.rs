@@ -235,6 +235,9 @@ fn of_card(card: &CardReport) -> String {
     if card.host {
         text += "    reaches the host\n";
     }
+    if card.offloads {
+        text += "    offloads: checksums, TCP segmentation\n";
+    }
     text += &format!("    counters: {}\n", pairs(&card.counters));
     if !card.dropped.is_empty() {
         text += &format!("    dropped: {}\n", pairs(&card.dropped));
@@ -268,6 +271,7 @@ mod tests {
             addresses: vec![[10, 213, 0, 5].into()],
             forward: vec!["8080:80".to_owned()],
             host: false,
+            offloads: true,
             counters: BTreeMap::from([("from_guest_frames".to_owned(), 3)]),
             dropped: BTreeMap::from([("from_guest_source_mac".to_owned(), 1)]),
         };

@@ -116,6 +116,9 @@ pub enum NetBackendLaunch {
     Stream(Fd),
     /// A packet socket (`SOCK_SEQPACKET`) to the gateway of a subnet: each packet is a frame.
     Packets(Fd),
+    /// A packet socket to the gateway of a subnet: each packet is a frame behind a virtio-net header of 12
+    /// bytes.
+    Offloads(Fd),
 }
 
 /// A shared folder.

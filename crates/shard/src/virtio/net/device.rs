@@ -32,6 +32,8 @@ pub enum Backend {
     Stream(OwnedFd),
     /// A connected packet socket to the gateway of a subnet.
     Packets(OwnedFd),
+    /// A connected packet socket to the gateway of a subnet, with a virtio-net header before each frame.
+    Offloads(OwnedFd),
 }
 
 /// A network card.
@@ -63,23 +65,16 @@ impl Net {
                         "a card has 1 to 64 queue pairs",
                     ));
                 }
-                for offload in [
-                    spec::VIRTIO_NET_F_CSUM,
-                    spec::VIRTIO_NET_F_GUEST_CSUM,
-                    spec::VIRTIO_NET_F_GUEST_TSO4,
-                    spec::VIRTIO_NET_F_GUEST_TSO6,
-                    spec::VIRTIO_NET_F_GUEST_ECN,
-                    spec::VIRTIO_NET_F_HOST_TSO4,
-                    spec::VIRTIO_NET_F_HOST_TSO6,
-                    spec::VIRTIO_NET_F_HOST_ECN,
-                ] {
-                    features |= bit(offload);
-                }
+                features |= offloads();
                 let pairs = files.len() as u16;
                 (Link::Tap(Tap::new(files)), pairs)
             }
             Backend::Stream(socket) => (stream(socket, Framing::Length), 1),
             Backend::Packets(socket) => (stream(socket, Framing::Packet), 1),
+            Backend::Offloads(socket) => {
+                features |= offloads();
+                (stream(socket, Framing::HeaderPacket), 1)
+            }
         };
         let mut queue_sizes = vec![QUEUE_SIZE; 2 * usize::from(pairs)];
         if pairs > 1 {
@@ -113,6 +108,21 @@ impl Net {
     pub fn metrics(&self) -> &Arc<NetMetrics> {
         &self.metrics
     }
+}
+
+/// Returns the features by which checksums and segmentation of TCP are left to receivers, in both directions.
+fn offloads() -> u64 {
+    let features = [
+        spec::VIRTIO_NET_F_CSUM,
+        spec::VIRTIO_NET_F_GUEST_CSUM,
+        spec::VIRTIO_NET_F_GUEST_TSO4,
+        spec::VIRTIO_NET_F_GUEST_TSO6,
+        spec::VIRTIO_NET_F_GUEST_ECN,
+        spec::VIRTIO_NET_F_HOST_TSO4,
+        spec::VIRTIO_NET_F_HOST_TSO6,
+        spec::VIRTIO_NET_F_HOST_ECN,
+    ];
+    features.iter().fold(0, |bits, feature| bits | 1 << feature)
 }
 
 fn stream(socket: OwnedFd, framing: Framing) -> Link {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use nix::sys::epoll::EpollFlags;
+use subnet::offload::Accepted;
 use virtio_bindings::virtio_net as spec;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::{QueueOwnedT, QueueT};
@@ -78,6 +79,18 @@ pub(super) fn signal(
         interrupt.signal_queue(active.index);
     }
     Ok(())
+}
+
+/// Returns the work on frames that a guest with these features does itself.
+fn accepted(features: u64) -> Accepted {
+    let has = |bit: u32| features & (1 << bit) != 0;
+    let checksums = has(spec::VIRTIO_NET_F_GUEST_CSUM);
+    Accepted {
+        checksums,
+        tcp_v4: checksums && has(spec::VIRTIO_NET_F_GUEST_TSO4),
+        tcp_v6: checksums && has(spec::VIRTIO_NET_F_GUEST_TSO6),
+        ecn: has(spec::VIRTIO_NET_F_GUEST_ECN),
+    }
 }
 
 impl NetHandler {
@@ -213,8 +226,9 @@ impl NetHandler {
                 Link::Tap(tap) => tap.write(pair, self.chain.pieces()).is_ok(),
                 Link::Stream(stream) if stream.is_open() => {
                     let chain = &self.chain;
-                    stream.push(frame, |room| {
-                        chain.read_at(HEADER_BYTES, room);
+                    let skipped = stream.framing().absent_header_bytes();
+                    stream.push(bytes - skipped, |room| {
+                        chain.read_at(skipped, room);
                     });
                     true
                 }
@@ -323,7 +337,10 @@ impl Handler for NetHandler {
                 tap.attach(1).map_err(host("changing the number of TAP queues"))?;
                 if multiqueue { tap.pairs() } else { 1 }
             }
-            Link::Stream(_) => 1,
+            Link::Stream(stream) => {
+                stream.set_offloads(accepted(activation.features), has(spec::VIRTIO_NET_F_CSUM));
+                1
+            }
         };
         let new_pair = || Pair {
             rx: None,

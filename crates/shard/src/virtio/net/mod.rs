@@ -3,8 +3,8 @@
 //! There are three backends. A TAP device moves frames by `readv` and `writev` directly between the kernel
 //! and guest memory, with checksum and segmentation offloads and several queue pairs. A stream socket (passt)
 //! carries each frame after its length, without offloads. A packet socket (the gateway of a subnet) carries
-//! each frame in a packet, without offloads. If the other end closes, the guest sees its link go down and
-//! continues.
+//! each frame in a packet, with the same offloads as a TAP device; a gateway of an older release has none. If
+//! the other end closes, the guest sees its link go down and continues.
 //!
 //! One thread serves all of a card's queues. If the guest has no free receive buffers, the device stops
 //! reading, so that the kernel's queue (or passt's socket) holds the frames and applies its own limits.
@@ -19,6 +19,8 @@ mod device;
 mod handler;
 mod header;
 mod metrics;
+#[cfg(test)]
+mod offload_tests;
 mod posted;
 mod receiver;
 mod stream;

@@ -117,8 +117,9 @@ impl Receiver<'_> {
                 break;
             }
         }
+        let absent = stream.framing().absent_header_bytes();
         if let Some(frame) = stream.frame() {
-            return Ok(HEADER_BYTES + frame.len());
+            return Ok(absent + frame.len());
         }
         Err(match stream.is_open() {
             true => Pause::Idle,
@@ -152,14 +153,15 @@ impl Receiver<'_> {
             Link::Stream(stream) => {
                 // passt alone forgets to report that a window has opened again.
                 let may_lose_windows = stream.framing() == Framing::Length;
+                let absent = stream.framing().absent_header_bytes();
                 if let Some(frame) = stream.frame()
                     && wanted <= room
                 {
                     if may_lose_windows {
                         window::keep_open(frame);
                     }
-                    self.posted.write_at(0, &[0; HEADER_BYTES]);
-                    self.posted.write_at(HEADER_BYTES, frame);
+                    self.posted.write_at(0, &[0; HEADER_BYTES][..absent]);
+                    self.posted.write_at(absent, frame);
                 }
                 stream.pop();
                 Ok(wanted)

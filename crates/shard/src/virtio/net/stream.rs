@@ -1,18 +1,24 @@
 //! The socket backend: frames over a unix socket. On a stream socket each frame follows its length (four
 //! bytes, big endian), which is passt's format. On a packet socket each frame is one packet: the process at
 //! the other end can die between any two of its system calls, and the next one begins with a whole frame.
+//! Packets may have the header of virtio-net before the frame, by which checksums and segmentation are left
+//! to the receiver ([`Offload`]). Work that the guest does not accept is done here.
 //!
 //! Both buffers have the format of a stream socket. They outlive a reset of the device: the peer does not see
 //! resets, and the framing must stay intact.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use super::header::{ETHERNET_BYTES, FRAME_BYTES_MAX};
+use subnet::offload::{Accepted, Offload, WHOLE};
+
+use super::header::{ETHERNET_BYTES, FRAME_BYTES_MAX, HEADER_BYTES};
 
 const LENGTH_BYTES: usize = 4;
-/// Size of one read from the socket, bytes: room for two frames of the largest size.
-const IN_BYTES: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
+/// Size of one read from the socket, bytes: room for two frames of the largest size, or for one that is cut
+/// into segments.
+const IN_BYTES: usize = 2 * (LENGTH_BYTES + HEADER_BYTES + FRAME_BYTES_MAX);
 /// Number of bytes up to which frames are collected before they are sent.
 const OUT_BYTES_GATHER: usize = 64 << 10;
 
@@ -23,6 +29,24 @@ pub enum Framing {
     Length,
     /// A packet for each frame.
     Packet,
+    /// A packet for each frame, with the header of virtio-net before it.
+    HeaderPacket,
+}
+
+impl Framing {
+    /// Returns the bytes of virtio-net's header that are not on the socket: the card adds them.
+    pub fn absent_header_bytes(self) -> usize {
+        match self {
+            Self::Length | Self::Packet => HEADER_BYTES,
+            Self::HeaderPacket => 0,
+        }
+    }
+
+    /// Returns the sizes of frames, with the header that is on the socket.
+    fn frame_bytes(self) -> RangeInclusive<usize> {
+        let header = HEADER_BYTES - self.absent_header_bytes();
+        header + ETHERNET_BYTES..=header + FRAME_BYTES_MAX
+    }
 }
 
 /// A socket with the incomplete bytes of both directions.
@@ -36,6 +60,12 @@ pub struct Stream {
     out_start: usize,
     /// Unsent bytes of the frame at `out_start`; 0 between frames.
     out_frame: usize,
+    /// Work that the guest does itself.
+    accepted: Accepted,
+    /// Whether the guest may leave work to receivers.
+    leaves_work: bool,
+    /// Frame on which work is done, and a frame that it becomes.
+    work: [Vec<u8>; 2],
     open: bool,
 }
 
@@ -53,6 +83,11 @@ pub enum TransferResult {
 impl Stream {
     /// Creates a stream on a connected socket.
     pub fn new(socket: OwnedFd, framing: Framing) -> Self {
+        // Memory that is never written costs nothing.
+        let work_bytes = match framing {
+            Framing::HeaderPacket => FRAME_BYTES_MAX,
+            Framing::Length | Framing::Packet => 0,
+        };
         Self {
             socket,
             framing,
@@ -62,6 +97,9 @@ impl Stream {
             outgoing: Vec::with_capacity(OUT_BYTES_GATHER + LENGTH_BYTES + FRAME_BYTES_MAX),
             out_start: 0,
             out_frame: 0,
+            accepted: Accepted::default(),
+            leaves_work: false,
+            work: [(); 2].map(|()| Vec::with_capacity(work_bytes)),
             open: true,
         }
     }
@@ -74,6 +112,15 @@ impl Stream {
     /// Returns the means by which the socket delimits frames.
     pub fn framing(&self) -> Framing {
         self.framing
+    }
+
+    /// Sets the work that the guest does itself, and whether it may leave work to others. Packets that wait
+    /// for a guest with other drivers are dropped, as their frames may be none for this one.
+    pub fn set_offloads(&mut self, accepted: Accepted, leaves_work: bool) {
+        if self.framing == Framing::HeaderPacket && self.accepted != accepted {
+            (self.in_start, self.in_end) = (0, 0);
+        }
+        (self.accepted, self.leaves_work) = (accepted, leaves_work);
     }
 
     /// Returns whether the peer is connected.
@@ -97,7 +144,12 @@ impl Stream {
         self.outgoing.extend_from_slice(&(length as u32).to_be_bytes());
         let start = self.outgoing.len();
         self.outgoing.resize(start + length, 0);
-        copy(&mut self.outgoing[start..]);
+        let frame = &mut self.outgoing[start..];
+        copy(frame);
+        if self.framing == Framing::HeaderPacket && !self.leaves_work {
+            // Drivers without offloads need not write the header.
+            frame[..HEADER_BYTES].fill(0);
+        }
     }
 
     /// Sends the waiting bytes, one frame per call: passt loses its position if it receives a part of a
@@ -111,7 +163,7 @@ impl Stream {
                     .first_chunk::<LENGTH_BYTES>()
                     .map_or(0, |bytes| u32::from_be_bytes(*bytes));
                 self.out_frame = LENGTH_BYTES + length as usize;
-                if self.framing == Framing::Packet {
+                if self.framing != Framing::Length {
                     self.out_start += LENGTH_BYTES;
                     self.out_frame -= LENGTH_BYTES;
                     continue;
@@ -133,7 +185,7 @@ impl Stream {
                     error if error.kind() == io::ErrorKind::WouldBlock => return TransferResult::Blocked,
                     // The host's socket buffers are smaller than the frame, which is lost.
                     error
-                        if self.framing == Framing::Packet
+                        if self.framing != Framing::Length
                             && error.raw_os_error() == Some(libc::EMSGSIZE) =>
                     {
                         self.out_start += self.out_frame;
@@ -156,7 +208,7 @@ impl Stream {
     pub fn frame(&mut self) -> Option<&mut [u8]> {
         let bytes = &self.incoming[self.in_start..self.in_end];
         let length = u32::from_be_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?) as usize;
-        if !(ETHERNET_BYTES..=FRAME_BYTES_MAX).contains(&length) {
+        if !self.framing.frame_bytes().contains(&length) {
             self.open = false;
             return None;
         }
@@ -182,7 +234,10 @@ impl Stream {
         let (header, needed, flags) = match self.framing {
             Framing::Length => (0, 1, 0),
             // The kernel returns the whole length of a packet that is cut off.
-            Framing::Packet => (LENGTH_BYTES, LENGTH_BYTES + FRAME_BYTES_MAX, libc::MSG_TRUNC),
+            Framing::Packet | Framing::HeaderPacket => {
+                let longest = LENGTH_BYTES + self.framing.frame_bytes().end();
+                (LENGTH_BYTES, longest, libc::MSG_TRUNC)
+            }
         };
         let room = &mut self.incoming[self.in_end..];
         if room.len() < needed {
@@ -202,10 +257,13 @@ impl Stream {
         match usize::try_from(count) {
             Ok(0) => self.open = false,
             Ok(count) if self.framing == Framing::Length => self.in_end += count,
-            Ok(count) if (ETHERNET_BYTES..=FRAME_BYTES_MAX).contains(&count) => {
-                // At most FRAME_BYTES_MAX.
+            Ok(count) if self.framing.frame_bytes().contains(&count) => {
+                // At most HEADER_BYTES and FRAME_BYTES_MAX.
                 length_bytes.copy_from_slice(&(count as u32).to_be_bytes());
                 self.in_end += header + count;
+                if self.framing == Framing::HeaderPacket && !self.check_work(count) {
+                    return TransferResult::Blocked;
+                }
             }
             // A peer that sends many of them does not keep this thread.
             Ok(_) => return TransferResult::Blocked,
@@ -219,5 +277,47 @@ impl Stream {
         } else {
             TransferResult::Closed
         }
+    }
+    /// Checks the header of the last packet, of `bytes` bytes, and does the work that the guest does not
+    /// accept. Returns whether frames are there: a packet whose header contradicts its frame is dropped.
+    fn check_work(&mut self, bytes: usize) -> bool {
+        let start = self.in_end - bytes;
+        let packet = &mut self.incoming[start..self.in_end];
+        // The packet has a header and a frame.
+        let Some((header, frame)) = packet.split_first_chunk_mut::<HEADER_BYTES>() else {
+            return false;
+        };
+        let work = Offload::read(header, frame);
+        *header = WHOLE;
+        match work {
+            Ok(None) => return true,
+            Ok(Some(work)) if work.is_accepted(self.accepted) => {
+                *header = work.header();
+                return true;
+            }
+            _ => {}
+        }
+        self.in_end = start - LENGTH_BYTES;
+        let Ok(Some(work)) = work else { return false };
+        let [unfinished, finished] = &mut self.work;
+        unfinished.clear();
+        unfinished.extend_from_slice(frame);
+        let (incoming, end) = (&mut self.incoming, &mut self.in_end);
+        work.finish(unfinished, finished, |frame| {
+            // Less than 64 KiB.
+            let length = ((HEADER_BYTES + frame.len()) as u32).to_be_bytes();
+            let rest = incoming.get_mut(*end..).unwrap_or_default();
+            let parts = [&length[..], &WHOLE, frame];
+            // All have room: frames that are cut have short headers.
+            if parts.iter().map(|part| part.len()).sum::<usize>() <= rest.len() {
+                let mut rest = rest;
+                for part in parts {
+                    let (room, behind) = rest.split_at_mut(part.len());
+                    room.copy_from_slice(part);
+                    (rest, *end) = (behind, *end + part.len());
+                }
+            }
+        });
+        true
     }
 }

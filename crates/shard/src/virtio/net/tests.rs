@@ -18,17 +18,17 @@ use crate::virtio::device::{Activation, VirtioDevice, VirtioId};
 use crate::virtio::test_driver::{DriverQueue, RecordedSignals, memory, wait};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const TX_BUFFER: u64 = 1 << 20;
+pub(super) const TX_BUFFER: u64 = 1 << 20;
 const RX_BUFFER: u64 = 2 << 20;
 
-struct Bench {
-    memory: GuestRam,
-    signals: Arc<RecordedSignals>,
-    net: Net,
-    queues: Vec<DriverQueue>,
+pub(super) struct Bench {
+    pub(super) memory: GuestRam,
+    pub(super) signals: Arc<RecordedSignals>,
+    pub(super) net: Net,
+    pub(super) queues: Vec<DriverQueue>,
 }
 
-fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
+pub(super) fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
     let memory = memory();
     let signals = Arc::new(RecordedSignals::default());
     let mut net = Net::new(&Threads::sealed(), "net0", MAC, backend).unwrap();
@@ -61,10 +61,12 @@ fn stream_bench() -> (Bench, UnixStream) {
 }
 
 impl Bench {
-    fn send(&mut self, queue: usize, frame: &[u8]) {
-        self.memory
-            .write_slice(&[0; 12], GuestAddress(TX_BUFFER))
-            .unwrap();
+    pub(super) fn send(&mut self, queue: usize, frame: &[u8]) {
+        self.send_with(&[0; 12], queue, frame);
+    }
+
+    pub(super) fn send_with(&mut self, header: &[u8; 12], queue: usize, frame: &[u8]) {
+        self.memory.write_slice(header, GuestAddress(TX_BUFFER)).unwrap();
         self.memory
             .write_slice(frame, GuestAddress(TX_BUFFER + 12))
             .unwrap();
@@ -76,7 +78,7 @@ impl Bench {
         );
     }
 
-    fn receive(&mut self) -> Vec<u8> {
+    pub(super) fn receive(&mut self) -> Vec<u8> {
         let (head, length) = self.queues[0].take_used().expect("a frame for the guest");
         let mut frame = vec![0; length as usize];
         self.memory
@@ -85,14 +87,14 @@ impl Bench {
         frame
     }
 
-    fn post(&mut self, buffers: u64) {
+    pub(super) fn post(&mut self, buffers: u64) {
         for index in 0..buffers {
             self.queues[0].add(&[(RX_BUFFER + index * 4096, 4096)], true);
         }
     }
 }
 
-fn arp_request() -> Vec<u8> {
+pub(super) fn arp_request() -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(MAC);
     frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
@@ -220,7 +222,7 @@ fn packet_bench() -> (Bench, OwnedFd) {
     )
 }
 
-fn packet(socket: &OwnedFd) -> Option<Vec<u8>> {
+pub(super) fn packet(socket: &OwnedFd) -> Option<Vec<u8>> {
     let mut frame = vec![0; 1 << 17];
     let length = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()).ok()?;
     frame.truncate(length);
