@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-net bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm and bench-compile counted"
 	@echo "make bench-compile    what a build waits for in a VM over two nodes, for the model (7 min without usable KVM)"
 	@echo "make bench-coherent   starts of a VM over two nodes with a copy of the memory each, beside a plain one's (6 min without usable KVM)"
+	@echo "make bench-net        TCP between two VMs on a subnet, beside QEMU's on a bridge with vhost (10 min without usable KVM)"
 	@echo "make bench-scheduling   gangs of vCPUs in simulation, and the time that balancing of CPUs takes (1 min)"
 	@echo "make bench-cells      adoption of 50 VMs by a cell, its memory for each, and starts in a cell (4 min)"
 	@echo "make bench-cluster    two programs in one VM, in two cells that lend each other memory and CPUs, and in two that don't (10 min without usable KVM)"
@@ -110,6 +111,10 @@ sim-million: build
 bench: build
 	@scripts/setup.sh run bench
 	scripts/bench.sh $(MIRRORBALL)
+
+bench-net: build
+	@scripts/setup.sh run bench
+	scripts/bench-net.sh $(MIRRORBALL)
 
 bench-sharing: build
 	@scripts/setup.sh run bench

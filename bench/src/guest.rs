@@ -1,24 +1,25 @@
 //! Process 1 of a benchmarked guest: reports that it runs, runs the task of the command line, prints one line
 //! of JSON behind `BENCH`, powers off.
 //!
-//! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=idle`, `bench=paging`
-//! (with `bench.mib=N`, `bench.loops=N`, and `bench.swap` for a guest that swaps to its disk).
+//! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=pair` (with
+//! `bench.address=ADDRESS/BITS`, `bench.mtu=BYTES`, and `bench.peer=ADDRESS` for the caller), `bench=idle`,
+//! `bench=paging` (with `bench.mib=N`, `bench.loops=N`, and `bench.swap` for a guest that swaps to its disk).
 
 use std::alloc::{Layout, alloc};
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use bench::exchange;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
 mod stress;
 mod work;
 
-/// Bytes moved in each direction by the sequential disk and the network measurements.
+/// Bytes moved in each direction by the sequential disk measurement.
 const BULK_BYTES: usize = 48 << 20;
 const DISK_BLOCK: usize = 4096;
 const DISK_RUN: usize = 1 << 20;
@@ -44,6 +45,7 @@ fn main() {
         "compute" => Ok(format!("{{\"compute_s\":{}}}", work::compute().as_secs_f64())),
         "disk" => modules().and_then(|()| disk()),
         "net" => modules().and_then(|()| net()),
+        "pair" => modules().and_then(|()| pair(&cmdline)),
         "paging" => modules().and_then(|()| stress::run(&cmdline)),
         "idle" => {
             let clock_s = clock.map_or(0.0, |time| Duration::from(time).as_secs_f64());
@@ -165,38 +167,50 @@ fn busybox(program: &str, arguments: &[&str]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn net() -> std::io::Result<String> {
+/// Waits for the card, and gives it an address.
+fn configure(address: &str, mtu: &str) -> std::io::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !fs::exists("/sys/class/net/eth0")? && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     for arguments in [
-        ["addr", "add", "10.77.0.2/24", "dev", "eth0"].as_slice(),
-        &["link", "set", "eth0", "up"],
+        ["addr", "add", address, "dev", "eth0"].as_slice(),
+        &["link", "set", "eth0", "mtu", mtu, "up"],
     ] {
         busybox("ip", arguments)?;
     }
-    let buffer = vec![0x33u8; 256 << 10];
+    Ok(())
+}
+
+fn net() -> std::io::Result<String> {
+    configure("10.77.0.2/24", "1500")?;
     let mut stream = TcpStream::connect("10.77.0.1:5077")?;
-    let start = Instant::now();
-    for _ in 0..BULK_BYTES / buffer.len() {
-        stream.write_all(&buffer)?;
-    }
-    // The peer answers when it has the last byte.
-    let mut byte = [0];
-    stream.read_exact(&mut byte)?;
-    let send = BULK_BYTES as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e6;
-    let mut buffer = buffer;
-    let start = Instant::now();
-    stream.write_all(&byte)?;
-    let mut left = BULK_BYTES;
-    while left > 0 {
-        let count = stream.read(&mut buffer)?;
-        if count == 0 {
-            return Err(std::io::Error::other("the peer went away"));
-        }
-        left -= count;
-    }
-    let receive = BULK_BYTES as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e6;
+    let (send, receive) = exchange::call(&mut stream)?;
     Ok(format!("{{\"send_mbit_s\":{send},\"receive_mbit_s\":{receive}}}"))
+}
+
+/// Exchanges bytes with another guest. The one without a peer waits for the other's call.
+fn pair(cmdline: &str) -> std::io::Result<String> {
+    const PORT: u16 = 5078;
+    let word = |name: &str| {
+        let mut words = cmdline.split_whitespace();
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    };
+    let missing = || std::io::Error::other("bench.address and bench.mtu are missing");
+    let address = word("bench.address").ok_or_else(missing)?;
+    configure(address, word("bench.mtu").ok_or_else(missing)?)?;
+    let Some(peer) = word("bench.peer") else {
+        let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+        println!("BENCH listening");
+        let (mut stream, _) = listener.accept()?;
+        exchange::answer(&mut stream)?;
+        exchange::echo(&mut stream)?;
+        return Ok(String::from("{}"));
+    };
+    let mut stream = TcpStream::connect((peer, PORT))?;
+    let (send, receive) = exchange::call(&mut stream)?;
+    let round_trip = exchange::round_trips(&mut stream)?;
+    Ok(format!(
+        "{{\"send_mbit_s\":{send},\"receive_mbit_s\":{receive},\"round_trip_us\":{round_trip}}}"
+    ))
 }

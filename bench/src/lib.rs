@@ -2,6 +2,7 @@
 
 pub mod bars;
 pub mod cpu;
+pub mod exchange;
 pub mod guest_files;
 pub mod guest_process;
 pub mod kernel_file;

@@ -7,6 +7,7 @@
 mod idle;
 mod measure;
 mod memory;
+mod pair;
 mod report;
 mod trace;
 mod vmm;
@@ -24,13 +25,18 @@ use vmm::Vmm;
 type Part = fn(&Options, &GuestFiles, &mut Table) -> Outcome<()>;
 
 /// The parts of the bench, in the order of the table.
-const PARTS: [(&str, Part); 5] = [
+const PARTS: [(&str, Part); 6] = [
     ("boot", boot),
     ("idle", idle),
     ("disk", disk),
     ("net", net),
     ("compute", compute),
+    ("subnet", subnet),
 ];
+/// The part that runs only if it is named: its table has a file of its own.
+const NAMED_ONLY: &str = "subnet";
+/// The largest MTU of a card of the subnet.
+const MTU_LARGE: u16 = 65_520;
 const ALL: [Vmm; 3] = [Vmm::Mirrorball, Vmm::QemuMicrovm, Vmm::QemuPc];
 
 /// Options of the command line.
@@ -41,13 +47,13 @@ pub struct Options {
     out: PathBuf,
     machine: String,
     runs: usize,
-    /// The parts to run; all of them when empty.
+    /// The parts to run; when empty, all but that of the subnet.
     only: Vec<String>,
 }
 
 impl Options {
     fn wants(&self, part: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|name| name == part)
+        (self.only.is_empty() && part != NAMED_ONLY) || self.only.iter().any(|name| name == part)
     }
 
     /// Number of runs of tasks that take longer than a start.
@@ -175,6 +181,35 @@ fn net(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> 
         &[Vmm::Mirrorball, Vmm::QemuPc],
         &rows,
     )
+}
+
+/// Exchanges of two guests: on the subnet, and on a bridge of the host.
+fn subnet(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    let compared = [Vmm::Mirrorball, Vmm::QemuPcVhost, Vmm::QemuPc];
+    for mtu in [1500, MTU_LARGE] {
+        let answers = measure::alternate(options.shorter(), &compared, |vmm| {
+            pair::exchange(vmm, mtu, files)
+        })?;
+        for (key, name, unit, better) in [
+            (
+                "send_mbit_s",
+                "TCP from caller to answerer",
+                "Mbit/s",
+                Better::Higher,
+            ),
+            (
+                "receive_mbit_s",
+                "TCP from answerer to caller",
+                "Mbit/s",
+                Better::Higher,
+            ),
+            ("round_trip_us", "round trip of 1 byte", "us", Better::Lower),
+        ] {
+            let column = measure::column(&answers, |json| measure::number(json, key))?;
+            table.add(&format!("{name}, MTU {mtu}"), unit, better, column);
+        }
+    }
+    Ok(())
 }
 
 /// Measures what the guest itself reports of a task, under programs that have virtio over PCI.

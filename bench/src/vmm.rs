@@ -1,10 +1,10 @@
 //! Starts one guest under one monitor and reads its output.
 
-use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use bench::exchange;
 use bench::guest_files::GuestFiles;
 use bench::guest_process::GuestProcess;
 
@@ -21,10 +21,12 @@ pub enum Vmm {
     QemuPc,
     /// The same with threads for its disks.
     QemuPcThreads,
+    /// QEMU's default PC with vhost for its cards.
+    QemuPcVhost,
 }
 
 /// Time limit of a guest.
-const LIMIT: Duration = Duration::from_secs(90);
+pub const LIMIT: Duration = Duration::from_secs(90);
 /// Words of the kernel's command line in every run.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/bench";
 /// The first line of a guest's process 1.
@@ -39,6 +41,7 @@ impl Vmm {
             Self::QemuMicrovm => "qemu microvm",
             Self::QemuPc => "qemu pc",
             Self::QemuPcThreads => "qemu pc, aio=threads",
+            Self::QemuPcVhost => "qemu pc, vhost",
         }
     }
 
@@ -47,10 +50,9 @@ impl Vmm {
         GuestProcess::start(self.command(task, files).stdin(Stdio::null()), LIMIT)
     }
 
-    /// The command that starts a guest of 1 vCPU and 128 MiB with the devices of the task.
-    fn command(self, task: &str, files: &GuestFiles) -> Command {
+    /// The command that starts a guest of 1 vCPU and 128 MiB, which does the task, before its devices.
+    pub fn without_devices(self, task: &str, files: &GuestFiles) -> Command {
         let cmdline = format!("{CMDLINE} bench={task}");
-        let disk = files.disk.display();
         if self == Self::Mirrorball {
             let mut command = Command::new(&files.mirrorball);
             command.args([
@@ -61,13 +63,6 @@ impl Vmm {
                 .arg("--initrd")
                 .arg(&files.initrd)
                 .args(["--cmdline", &cmdline]);
-            match task {
-                "net" => command.args(["--net", &format!("tap={TAP}")]),
-                _ => command.args(["--net", "none"]),
-            };
-            if task == "disk" {
-                command.args(["--disk", &format!("{disk}:exclusive:persistent")]);
-            }
             return command;
         }
         let mut command = files.qemu();
@@ -90,6 +85,23 @@ impl Vmm {
             Self::QemuMicrovm => command.args(["-M", "microvm,accel=kvm,rtc=on"]),
             _ => command.args(["-M", "pc,accel=kvm"]),
         };
+        command
+    }
+
+    /// The command that starts such a guest with the devices of the task.
+    fn command(self, task: &str, files: &GuestFiles) -> Command {
+        let mut command = self.without_devices(task, files);
+        let disk = files.disk.display();
+        if self == Self::Mirrorball {
+            match task {
+                "net" => command.args(["--net", &format!("tap={TAP}")]),
+                _ => command.args(["--net", "none"]),
+            };
+            if task == "disk" {
+                command.args(["--disk", &format!("{disk}:exclusive:persistent")]);
+            }
+            return command;
+        }
         let transport = if self == Self::QemuMicrovm {
             "device"
         } else {
@@ -164,7 +176,9 @@ impl Tap {
         let listener = TcpListener::bind("10.77.0.1:5077")?;
         std::thread::spawn(move || {
             // A peer that fails shows as a guest that fails.
-            let _ = peer(&listener);
+            let _ = listener
+                .accept()
+                .and_then(|(mut stream, _)| exchange::answer(&mut stream));
         });
         Ok(tap)
     }
@@ -176,31 +190,12 @@ impl Drop for Tap {
     }
 }
 
-fn ip(words: &str) -> Outcome<()> {
+/// Calls `ip`.
+pub fn ip(words: &str) -> Outcome<()> {
     let status = Command::new("ip").args(words.split(' ')).status()?;
     if status.success() {
         Ok(())
     } else {
         Err(format!("ip {words}: {status}").into())
     }
-}
-
-/// Receives the guest's bytes, confirms them, and sends as many back.
-fn peer(listener: &TcpListener) -> std::io::Result<()> {
-    const BULK_BYTES: usize = 48 << 20;
-    let (mut stream, _) = listener.accept()?;
-    let mut buffer = vec![0u8; 256 << 10];
-    let mut left = BULK_BYTES;
-    while left > 0 {
-        match stream.read(&mut buffer)? {
-            0 => return Ok(()),
-            count => left -= count,
-        }
-    }
-    stream.write_all(&[1])?;
-    stream.read_exact(&mut buffer[..1])?;
-    for _ in 0..BULK_BYTES / buffer.len() {
-        stream.write_all(&buffer)?;
-    }
-    Ok(())
 }
