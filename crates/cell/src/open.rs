@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::folders::FolderProcess;
+use child_process::ServiceProcess;
 use config::VmSpec;
 use config::cluster::RegionAccess;
 use diskstore::disk::{Announcement, OpenDisk};
@@ -29,7 +30,6 @@ use nix::unistd::{Whence, lseek};
 use registry::cluster::interface::RegionGrant;
 use registry::monitor::NameRules;
 use shard_api::launch::{Fd, LaunchSpec, RegionLaunch, VsockLaunch};
-use subnet::card_process::CardProcess;
 use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
 
@@ -323,7 +323,7 @@ impl VmResources {
     }
 
     /// The processes that serve this VM beside the shard.
-    pub fn card_processes(&self) -> impl Iterator<Item = &CardProcess> {
+    pub fn card_processes(&self) -> impl Iterator<Item = &ServiceProcess> {
         let children = self.passt.iter().filter_map(|card| card.child.as_ref());
         let servers = self.folders.iter().filter_map(Folder::process);
         let cards = children.flat_map(PasstChild::processes);

@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use child_process::{Seal, SealedProgram};
+use config::vm::SandboxSpec;
 use shard_api::version::agree_with_shard;
 use urpc::version::{VersionMismatch, Versions};
 
@@ -98,6 +100,14 @@ impl BuildProgram {
         &self.file
     }
 
+    /// The program of shards as a sealed process of another kind, which the argument `flag` names.
+    pub fn sealed(&self, flag: &str) -> SealedProgram {
+        SealedProgram {
+            file: self.file.clone(),
+            words: [SHARD, flag].map(Into::into).into(),
+        }
+    }
+
     /// The path by which it was opened, for messages.
     pub fn path(&self) -> &Path {
         &self.path
@@ -118,6 +128,15 @@ impl BuildProgram {
                 why: format!("it refuses version {version}, which it says that it speaks"),
             },
         }
+    }
+}
+
+/// How strictly the processes of a VM with this sandbox seal themselves.
+pub fn seal(sandbox: SandboxSpec) -> Seal {
+    match sandbox {
+        SandboxSpec::Auto => Seal::Auto,
+        SandboxSpec::Require => Seal::Require,
+        SandboxSpec::Off => Seal::Off,
     }
 }
 

@@ -1,8 +1,16 @@
 //! How this program's processes start others: ones that outlive them, and ones with fewer rights.
 
+pub mod arguments;
+mod bounded_log;
 mod credentials;
+pub mod sealed;
+pub mod service_process;
 
+pub use arguments::{Seal, UnknownWord};
+pub use bounded_log::BoundedLog;
 pub use credentials::{Credentials, CredentialsError};
+pub use sealed::SealedProgram;
+pub use service_process::{LeftProcess, ServiceProcess};
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

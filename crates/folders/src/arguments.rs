@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use subnet::process::{Seal, UnknownWord};
+use child_process::arguments::{self, Seal, UnknownWord};
 
 use crate::request::Rights;
 
@@ -52,8 +52,7 @@ pub struct Arguments {
 impl Arguments {
     /// Returns the words of the command line, without the names of program and subcommand.
     pub fn words(&self) -> Vec<String> {
-        let mut words = vec![format!("sandbox={}", seal_name(self.seal))];
-        words.extend(self.user.map(|(uid, gid)| format!("user={uid}:{gid}")));
+        let mut words = arguments::words(self.seal, self.user);
         words.extend(self.rights.read_only.then(|| "access=read".to_owned()));
         words.extend(self.rights.xattr.then(|| "xattr=user".to_owned()));
         let caches = Cache::ALL.iter().filter(|(cache, _)| *cache == self.cache);
@@ -66,23 +65,13 @@ impl Arguments {
     /// # Errors
     /// Returns the word that is none of [`Arguments::words`].
     pub fn read(words: impl IntoIterator<Item = String>) -> Result<Self, UnknownWord> {
-        let mut arguments = Self::default();
-        for word in words {
-            arguments.take(&word).ok_or(UnknownWord(word))?;
-        }
-        Ok(arguments)
+        arguments::read(words, Self::take)
     }
 
-    fn take(&mut self, word: &str) -> Option<()> {
-        match word.split_once('=')? {
-            ("sandbox", value) => {
-                let mut seals = [Seal::Auto, Seal::Require, Seal::Off].into_iter();
-                self.seal = seals.find(|seal| seal_name(*seal) == value)?;
-            }
-            ("user", value) => {
-                let (uid, gid) = value.split_once(':')?;
-                self.user = Some((uid.parse().ok()?, gid.parse().ok()?));
-            }
+    fn take(&mut self, name: &str, value: &str) -> Option<()> {
+        match (name, value) {
+            ("sandbox", value) => self.seal = arguments::read_seal(value)?,
+            ("user", value) => self.user = Some(arguments::read_user(value)?),
             ("access", "read") => self.rights.read_only = true,
             ("xattr", "user") => self.rights.xattr = true,
             ("cache", value) => {
@@ -92,14 +81,6 @@ impl Arguments {
             _ => return None,
         }
         Some(())
-    }
-}
-
-fn seal_name(seal: Seal) -> &'static str {
-    match seal {
-        Seal::Auto => "auto",
-        Seal::Require => "require",
-        Seal::Off => "off",
     }
 }
 

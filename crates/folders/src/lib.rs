@@ -2,7 +2,7 @@
 //!
 //! The guest's requests are FUSE messages. Its shard takes them from a virtio queue and sends each as one
 //! packet of a socket; the process replies with one packet ([`packet`]). The process parses a guest's bytes,
-//! so it may be in the guest's hands: [`root`] confines it to the folder, the shard checks its replies.
+//! so it may be in the guest's hands: its sandbox confines it to the folder, and the shard checks its replies.
 //!
 //! - [`process`]: starts the process, from the side of the code that opens a VM's files.
 //! - `server` (feature `server`): serves requests, in the process.
@@ -17,7 +17,6 @@ mod link;
 pub mod packet;
 pub mod process;
 pub mod request;
-pub mod root;
 #[cfg(feature = "server")]
 pub mod server;
 

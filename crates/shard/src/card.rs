@@ -12,12 +12,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use nix::sys::prctl::set_name;
-use nix::sys::resource::{Resource, setrlimit};
-use subnet::process::{Arguments, FILE_BYTES_MAX, FLAG, Seal, receive};
+use nix::sys::resource::Resource;
+use subnet::process::{Arguments, FILE_BYTES_MAX, FLAG, receive};
 use subnet::relay::End;
 
-use crate::launch::{Identity, SandboxPolicy};
-use crate::sandbox::{SandboxError, Sealing, Syscall, ThreadKind, seal_alone};
+use crate::launch::Identity;
+use crate::sandbox::{Sealing, Syscall, ThreadKind, seal_alone};
+use crate::sealed_process::{self, SealedProcessError, failed, policy, usage};
 
 /// System calls of the relay's thread beyond those of every thread: frames, lists, the count of dropped
 /// frames.
@@ -29,41 +30,23 @@ const DATA_BYTES_MAX: u64 = 16 << 20;
 const SPACE_BYTES_MAX: u64 = 256 << 20;
 /// Limit of descriptors: the standard ones, the sockets, and some for the seal.
 const FILES_MAX: u64 = 16;
-/// Exit status of a process that was not started by a monitor.
-const USAGE: u8 = 2;
-
-/// Reason why a filter's process did not begin, or could not continue.
-#[derive(Debug, thiserror::Error)]
-enum CardError {
-    /// The kernel refused something.
-    #[error("{0}")]
-    Host(#[from] io::Error),
-    /// The sandbox is required and can't be set up.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-}
 
 /// Runs the frame filter if the program was started as one, and returns its exit status; otherwise returns
 /// none.
 ///
 /// Must be called before any thread is started.
 pub fn take_over() -> Option<ExitCode> {
-    let mut words = std::env::args_os().skip(1);
-    let is_filter = words.next()? == FLAG;
-    is_filter.then(|| run(words.map(|word| word.to_string_lossy().into_owned())))
+    sealed_process::take_over(FLAG, run)
 }
 
-fn run(words: impl Iterator<Item = String>) -> ExitCode {
+fn run(words: &mut dyn Iterator<Item = String>) -> ExitCode {
     let arguments = match Arguments::read(words) {
         Ok(arguments) => arguments,
-        Err(unknown) => {
-            eprintln!("mirrorball-shard {FLAG}: {unknown}; help: start VMs with `mirrorball run`");
-            return ExitCode::from(USAGE);
-        }
+        Err(unknown) => return usage(FLAG, &unknown.to_string()),
     };
     let lists = limit().and_then(|()| io::stdin().as_fd().try_clone_to_owned());
     match lists
-        .map_err(CardError::from)
+        .map_err(SealedProcessError::from)
         .and_then(|lists| serve(lists, &arguments))
     {
         Ok(end) => {
@@ -71,34 +54,25 @@ fn run(words: impl Iterator<Item = String>) -> ExitCode {
             eprintln!("{}", end.words());
             ExitCode::from(end.status())
         }
-        Err(CardError::Host(error)) if error.raw_os_error() == Some(libc::ENOTSOCK) => {
-            eprintln!(
-                "mirrorball-shard {FLAG}: a monitor starts this; help: start VMs with `mirrorball run`"
-            );
-            ExitCode::from(USAGE)
+        Err(SealedProcessError::Host(error)) if error.raw_os_error() == Some(libc::ENOTSOCK) => {
+            usage(FLAG, "a monitor starts this")
         }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
 }
 
 /// Limits the process's use of the host's resources.
 fn limit() -> io::Result<()> {
-    for (resource, most) in [
+    sealed_process::limit(&[
         (Resource::RLIMIT_DATA, DATA_BYTES_MAX),
         (Resource::RLIMIT_AS, SPACE_BYTES_MAX),
         (Resource::RLIMIT_FSIZE, FILE_BYTES_MAX),
         (Resource::RLIMIT_NOFILE, FILES_MAX),
-    ] {
-        setrlimit(resource, most, most)?;
-    }
-    Ok(())
+    ])
 }
 
 /// Receives the sockets, seals this thread and moves frames until one side ends.
-fn serve(lists: OwnedFd, arguments: &Arguments) -> Result<End, CardError> {
+fn serve(lists: OwnedFd, arguments: &Arguments) -> Result<End, SealedProcessError> {
     // The name is for people who list threads.
     let _ = set_name(c"card-filter");
     // The relay's maps of addresses request random numbers from the kernel once per thread, so they are
@@ -113,14 +87,6 @@ fn serve(lists: OwnedFd, arguments: &Arguments) -> Result<End, CardError> {
         missing: Vec::new(),
     })?;
     Ok(relay.run()?)
-}
-
-fn policy(seal: Seal) -> SandboxPolicy {
-    match seal {
-        Seal::Auto => SandboxPolicy::Auto,
-        Seal::Require => SandboxPolicy::Require,
-        Seal::Off => SandboxPolicy::Off,
-    }
 }
 
 #[cfg(test)]

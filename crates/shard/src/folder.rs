@@ -2,7 +2,7 @@
 //! shard.
 //!
 //! It parses requests of a guest. It sees the folder and nothing else of the host's files
-//! ([`folders::root`]), has no capabilities, no network and no other sockets than the one that it received.
+//! (`sandbox::folder_root`), has no capabilities, no network and no other sockets than the one that it received.
 //!
 //! It ends when its socket is closed, not when the process that started it ends: a VM that outlives its
 //! monitor keeps its folders.
@@ -13,15 +13,14 @@ use std::process::ExitCode;
 
 use folders::Arguments;
 use folders::process::{ENDED_WITH_SOCKET, FLAG};
-use folders::root;
 use folders::server::FolderServer;
 use nix::sys::prctl::set_name;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{getsockopt, sockopt};
-use subnet::process::Seal;
 
 use crate::launch::{Identity, SandboxPolicy};
-use crate::sandbox::{Beneath, SandboxError, Sealing, Syscall, ThreadKind, seal_alone};
+use crate::sandbox::{Beneath, Sealing, Syscall, ThreadKind, folder_root, seal_alone};
+use crate::sealed_process::{self, SealedProcessError, failed, policy, usage};
 
 /// System calls of the server's thread beyond those of every thread: packets, and operations on files.
 pub const SYSCALLS: &[Syscall] = &[
@@ -71,80 +70,53 @@ const DATA_BYTES_MAX: u64 = 64 << 20;
 const SPACE_BYTES_MAX: u64 = 512 << 20;
 /// Limit of descriptors, one for each file that the guest's kernel knows, if the host allows as many.
 const FILES_MAX: u64 = 1 << 16;
-/// Exit status of a process that was not started by a monitor.
-const USAGE: u8 = 2;
-
-/// Reason why a folder's process did not begin, or could not continue.
-#[derive(Debug, thiserror::Error)]
-enum FolderError {
-    /// The kernel refused something.
-    #[error("{0}")]
-    Host(#[from] io::Error),
-    /// The sandbox is required and can't be set up.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-}
 
 /// Runs the server if the program was started as one, and returns its exit status; otherwise returns none.
 ///
 /// Must be called before any thread is started.
 pub fn take_over() -> Option<ExitCode> {
-    let mut words = std::env::args_os().skip(1);
-    let is_server = words.next()? == FLAG;
-    is_server.then(|| run(words.map(|word| word.to_string_lossy().into_owned())))
+    sealed_process::take_over(FLAG, run)
 }
 
-fn run(words: impl Iterator<Item = String>) -> ExitCode {
+fn run(words: &mut dyn Iterator<Item = String>) -> ExitCode {
     let arguments = match Arguments::read(words) {
         Ok(arguments) => arguments,
-        Err(unknown) => return usage(&unknown.to_string()),
+        Err(unknown) => return usage(FLAG, &unknown.to_string()),
     };
     let files = io::stdin().as_fd().try_clone_to_owned().and_then(|socket| {
         getsockopt(&socket, sockopt::SockType)?;
         Ok((socket, io::stdout().as_fd().try_clone_to_owned()?))
     });
     let Ok((socket, folder)) = files else {
-        return usage("a monitor starts this");
+        return usage(FLAG, "a monitor starts this");
     };
     match serve(socket, folder, &arguments) {
         Ok(()) => ExitCode::from(ENDED_WITH_SOCKET),
-        Err(error) => {
-            // A monitor that has adopted this process does not receive its exit status.
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
-}
-
-fn usage(why: &str) -> ExitCode {
-    eprintln!("mirrorball-shard {FLAG}: {why}; help: start VMs with `mirrorball run`");
-    ExitCode::from(USAGE)
 }
 
 /// Limits the process's use of the host's resources.
 fn limit() -> io::Result<()> {
     let (_, files) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    for (resource, most) in [
+    sealed_process::limit(&[
         (Resource::RLIMIT_DATA, DATA_BYTES_MAX),
         (Resource::RLIMIT_AS, SPACE_BYTES_MAX),
         (Resource::RLIMIT_NOFILE, files.min(FILES_MAX)),
-    ] {
-        setrlimit(resource, most, most)?;
-    }
-    Ok(())
+    ])
 }
 
 /// Seals this thread and serves the folder until the socket ends.
-fn serve(socket: OwnedFd, folder: OwnedFd, arguments: &Arguments) -> Result<(), FolderError> {
+fn serve(socket: OwnedFd, folder: OwnedFd, arguments: &Arguments) -> Result<(), SealedProcessError> {
     limit()?;
     // The name is for people who list threads.
     let _ = set_name(c"folder-server");
     let policy = policy(arguments.seal);
     let read_only = arguments.rights.read_only;
-    let (mut path, mut missing) = (root::FOLDER_OF_HOST, Vec::new());
+    let (mut path, mut missing) = (folder_root::FOLDER_OF_HOST, Vec::new());
     if policy != SandboxPolicy::Off {
-        match root::enter(folder.as_fd(), read_only) {
-            Ok(()) => path = root::FOLDER,
+        match folder_root::enter(folder.as_fd(), read_only) {
+            Ok(()) => path = folder_root::FOLDER,
             Err(error) => missing.push(format!("root of its own: {error}")),
         }
     }
@@ -162,14 +134,6 @@ fn serve(socket: OwnedFd, folder: OwnedFd, arguments: &Arguments) -> Result<(), 
     // Its mounts are the host's, from where `..` leads out of the folder.
     drop(folder);
     Ok(server.run(&socket)?)
-}
-
-fn policy(seal: Seal) -> SandboxPolicy {
-    match seal {
-        Seal::Auto => SandboxPolicy::Auto,
-        Seal::Require => SandboxPolicy::Require,
-        Seal::Off => SandboxPolicy::Off,
-    }
 }
 
 #[cfg(test)]

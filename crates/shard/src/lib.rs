@@ -22,6 +22,7 @@ pub mod process;
 pub mod quiescer;
 pub mod rtc;
 pub mod sandbox;
+mod sealed_process;
 pub mod serial;
 pub mod sharing;
 pub mod snapshot;

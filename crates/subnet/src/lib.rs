@@ -4,7 +4,6 @@
 //! Between a user-mode card and its passt, a separate [`process`] runs the [`relay`], which drops frames to
 //! the host and the cluster by the decisions of [`filter`].
 
-pub mod card_process;
 mod error;
 pub mod filter;
 mod forward;
@@ -25,7 +24,6 @@ pub mod resolver;
 mod samples;
 pub mod tap;
 
-pub use card_process::{CardProcess, LeftProcess};
 pub use error::SubnetError;
 pub use forward::{PortForward, Protocol};
 pub use mac::{mac_address, parse_mac};

@@ -23,9 +23,9 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use child_process::{LeftProcess, ServiceProcess};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::card_process::{CardProcess, LeftProcess};
 use crate::filter::Resolvers;
 use crate::process::{Arguments, Egress, FilterProcess, LeftFilter};
 use crate::{PortForward, Protocol, SubnetError, host};
@@ -77,7 +77,7 @@ pub struct LeftCard {
 pub struct PasstChild {
     /// Dropped before passt, since it would report that passt has ended.
     filter: Option<FilterProcess>,
-    process: CardProcess,
+    process: ServiceProcess,
 }
 
 impl PasstChild {
@@ -88,12 +88,12 @@ impl PasstChild {
     /// are ended then.
     pub fn adopt(left: LeftCard, spec: &PasstSpec) -> std::io::Result<Self> {
         // Processes that are not adopted end with these two.
-        let process = CardProcess::adopt(left.passt);
+        let process = ServiceProcess::adopt(left.passt);
         let filter = match (left.filter, &spec.egress) {
             (Some(left), Some(egress)) => Some(FilterProcess::adopt(left, egress)?),
             (None, None) => None,
             (Some(left), None) => {
-                drop(CardProcess::adopt(left.process));
+                drop(ServiceProcess::adopt(left.process));
                 return Err(std::io::Error::other(
                     "the card has a frame filter that it must not have",
                 ));
@@ -104,7 +104,7 @@ impl PasstChild {
     }
 
     /// Returns the process of passt.
-    pub fn passt(&self) -> &CardProcess {
+    pub fn passt(&self) -> &ServiceProcess {
         &self.process
     }
 
@@ -114,7 +114,7 @@ impl PasstChild {
     }
 
     /// Returns the processes of passt and of the filter in front of it.
-    pub fn processes(&self) -> impl Iterator<Item = &CardProcess> {
+    pub fn processes(&self) -> impl Iterator<Item = &ServiceProcess> {
         let filter = self.filter.iter().map(FilterProcess::process);
         std::iter::once(&self.process).chain(filter)
     }
@@ -149,7 +149,7 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
         })?;
     let mut child = PasstChild {
         filter: None,
-        process: CardProcess::of_child(process).map_err(failed("no pidfd"))?,
+        process: ServiceProcess::of_child(process).map_err(failed("no pidfd"))?,
     };
     if let Some(egress) = &spec.egress {
         let (card, near) = UnixStream::pair().map_err(failed("no socket pair"))?;

@@ -16,34 +16,29 @@ mod count;
 pub mod message;
 
 use std::collections::HashSet;
-use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use child_process::sealed::{SealedProgram, describe_end, last_line, packet_sockets};
+use child_process::{BoundedLog, LeftProcess, Seal, ServiceProcess};
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::signal::Signal;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, recv,
-    recvmsg, send, sendmsg, shutdown, socketpair,
+    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, recv, recvmsg, send, sendmsg, shutdown,
 };
 
-pub use self::arguments::{Arguments, Seal, UnknownWord};
+pub use self::arguments::Arguments;
 pub use self::count::Count;
 use self::message::{MESSAGE_BYTES_MAX, Message};
-use crate::card_process::{CardProcess, LeftProcess};
 use crate::filter::Barred;
 use crate::host;
 use crate::relay::{End, Relay, Sockets};
@@ -68,10 +63,8 @@ pub struct Egress {
     pub cluster: Arc<dyn Fn() -> HashSet<IpAddr> + Send + Sync>,
     /// Number of dropped frames.
     pub count: Arc<Count>,
-    /// Program of the filter, open, so that a replacement of the file has no effect.
-    pub program: Arc<File>,
-    /// First words of its command line: its name, then arguments.
-    pub words: Vec<OsString>,
+    /// Program of the filter.
+    pub program: SealedProgram,
     /// How strictly the filter's process seals itself.
     pub seal: Seal,
     /// Receives a line if the card is cut off before its end.
@@ -81,7 +74,9 @@ pub struct Egress {
 impl fmt::Debug for Egress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Egress");
-        shown.field("words", &self.words).field("seal", &self.seal);
+        shown
+            .field("words", &self.program.words)
+            .field("seal", &self.seal);
         shown.field("count", &self.count).finish_non_exhaustive()
     }
 }
@@ -116,10 +111,10 @@ pub struct FilterProcess {
 
 #[derive(Debug)]
 struct Shared {
-    process: CardProcess,
+    process: ServiceProcess,
     lists: OwnedFd,
     /// Output of the process.
-    log: File,
+    log: BoundedLog,
     /// Whether the card is to end.
     is_ending: AtomicBool,
 }
@@ -143,9 +138,9 @@ impl FilterProcess {
     pub fn adopt(left: LeftFilter, egress: &Egress) -> io::Result<Self> {
         let LeftFilter { process, lists, log } = left;
         let shared = Shared {
-            process: CardProcess::adopt(process),
+            process: ServiceProcess::adopt(process),
             lists,
-            log: log.into(),
+            log: BoundedLog::adopt(log),
             is_ending: AtomicBool::new(false),
         };
         Self::serve(shared, egress, None)
@@ -168,7 +163,7 @@ impl FilterProcess {
             }
             let why = match answered {
                 Err(why) => Some(why.to_owned()),
-                Ok(()) => ended.ok().and_then(|status| describe(status, &shared.said())),
+                Ok(()) => ended.ok().and_then(|status| describe(status, &shared.log.text())),
             };
             if let Some(why) = why {
                 (egress.cut_off)(&why);
@@ -183,7 +178,7 @@ impl FilterProcess {
     }
 
     /// Returns the process itself.
-    pub fn process(&self) -> &CardProcess {
+    pub fn process(&self) -> &ServiceProcess {
         &self.shared.process
     }
 
@@ -206,7 +201,7 @@ impl FilterProcess {
         if was_fine {
             None
         } else {
-            describe(Some(status), &self.shared.said())
+            describe(Some(status), &self.shared.log.text())
         }
     }
 }
@@ -233,41 +228,18 @@ impl Shared {
         sockets: [OwnedFd; 2],
         barred: &Barred,
     ) -> io::Result<Self> {
-        let (lists, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )?;
+        let (lists, theirs) = packet_sockets()?;
         let [card, passt] = sockets;
         begin(&lists, &card, &passt, &egress.count, barred)?;
         // Only the process holds them from now on.
         drop((card, passt));
-        let log = File::from(memfd_create(c"card", MFdFlags::MFD_CLOEXEC)?);
-        let (name, words) = egress.words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        // The child has the descriptor, with the same number, until it executes the program.
-        let child = Command::new(format!("/proc/self/fd/{}", egress.program.as_raw_fd()))
-            .arg0(name)
-            .args(words)
-            .args(arguments.words())
-            .env_clear()
-            .env("RUST_BACKTRACE", "0")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(log.try_clone()?)
-            .spawn()?;
+        let (process, log) = egress.program.start(arguments.words(), theirs, Stdio::null())?;
         Ok(Self {
-            process: CardProcess::of_child(child)?,
+            process,
             lists,
             log,
             is_ending: AtomicBool::new(false),
         })
-    }
-
-    fn said(&self) -> String {
-        let mut bytes = [0; FILE_BYTES_MAX as usize];
-        let count = self.log.read_at(&mut bytes, 0).unwrap_or(0);
-        String::from_utf8_lossy(&bytes[..count]).into_owned()
     }
 }
 
@@ -403,28 +375,14 @@ fn end_of(status: ExitStatus) -> Option<End> {
 /// Returns why a process with this status (unknown for an adopted one) has cut off its card; none if its card
 /// has ended.
 fn describe(status: Option<ExitStatus>, said: &str) -> Option<String> {
-    let last = said.lines().rev().find(|line| !line.trim().is_empty());
     let end = match status {
         Some(status) => end_of(status),
-        None => last.and_then(End::of_words),
+        None => last_line(said).and_then(End::of_words),
     };
     if let Some(end) = end {
         return (end != End::Card).then(|| end.words().to_owned());
     }
-    let (code, signal) = status.map_or((None, None), |status| (status.code(), status.signal()));
-    let how = match (code, signal) {
-        (Some(code), _) => format!("left with status {code}"),
-        (None, Some(libc::SIGSYS)) => "made a system call that its seal forbids".to_owned(),
-        (None, Some(signal)) => match Signal::try_from(signal) {
-            Ok(signal) => format!("was ended by {signal}"),
-            Err(_) => format!("was ended by signal {signal}"),
-        },
-        (None, None) => "has ended".to_owned(),
-    };
-    Some(match last {
-        Some(last) => format!("the frame filter {how}; it said: {last}"),
-        None => format!("the frame filter {how}"),
-    })
+    Some(describe_end("the frame filter", status, said))
 }
 
 #[cfg(test)]

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use child_process::ServiceProcess;
 use nix::sys::eventfd::EventFd;
 use serde_json::Value;
 use shard_api::launch::{Answer, Order, OrderId};
-use subnet::card_process::CardProcess;
 use subnet::process::Count;
 
 use super::pins::{ShardHost, VcpuLocation};
@@ -106,7 +106,7 @@ impl CardPidfd {
     ///
     /// # Errors
     /// If this process has no descriptors left.
-    pub(crate) fn of(process: &CardProcess) -> io::Result<Self> {
+    pub(crate) fn of(process: &ServiceProcess) -> io::Result<Self> {
         Ok(Self {
             pid: process.id().cast_signed(),
             pidfd: Arc::new(process.pidfd().try_clone_to_owned()?),

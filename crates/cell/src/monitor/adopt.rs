@@ -221,7 +221,10 @@ fn taken_over(about: Record, adopted: &Adopted, keeper: &Keeper, opened: &VmReso
         state: runs.map_or(State::Starting, |_| State::Running),
         shard_pid: runs,
         keeper_pid: Some(keeper.pid()),
-        card_pids: opened.card_processes().map(subnet::CardProcess::id).collect(),
+        card_pids: opened
+            .card_processes()
+            .map(child_process::ServiceProcess::id)
+            .collect(),
         ..about
     }
 }

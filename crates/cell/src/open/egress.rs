@@ -1,13 +1,12 @@
 //! The egress policy of a user-mode card: the process of its filter, and the log of its end.
 
-use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
 
 use config::vm::SandboxSpec;
 use registry::cluster::files::Files;
 use subnet::Egress;
-use subnet::process::{Count, FLAG, Seal};
+use subnet::process::{Count, FLAG};
 
 use crate::cluster::addresses;
 use crate::programs::{self, BuildProgram};
@@ -27,13 +26,8 @@ pub(super) fn egress(
     Ok(Egress {
         cluster: Arc::new(addresses::listing(Files::open()?)),
         count: Arc::new(count),
-        program: program.file().clone(),
-        words: [programs::SHARD, FLAG].map(OsString::from).into(),
-        seal: match sandbox {
-            SandboxSpec::Auto => Seal::Auto,
-            SandboxSpec::Require => Seal::Require,
-            SandboxSpec::Off => Seal::Off,
-        },
+        program: program.sealed(FLAG),
+        seal: programs::seal(sandbox),
         cut_off: Arc::new(move |why| log.note(&cut_off_line(&id, why))),
     })
 }
@@ -46,6 +40,8 @@ fn cut_off_line(id: &str, why: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use child_process::Seal;
+
     use super::*;
 
     #[test]
@@ -67,8 +63,8 @@ mod tests {
         let log = Arc::new(ShardLog::create(&path).unwrap());
         let program = BuildProgram::open(std::path::Path::new("/bin/true")).unwrap();
         let policy = egress("net0", &program, SandboxSpec::Require, log, Count::new().unwrap()).unwrap();
-        assert_eq!(policy.words, ["mirrorball-shard", "--frame-filter"]);
-        assert!(Arc::ptr_eq(&policy.program, program.file()));
+        assert_eq!(policy.program.words, ["mirrorball-shard", "--frame-filter"]);
+        assert!(Arc::ptr_eq(&policy.program.file, program.file()));
         assert_eq!(policy.seal, Seal::Require);
         (policy.cut_off)("passt has ended");
         let text = std::fs::read_to_string(path).unwrap();

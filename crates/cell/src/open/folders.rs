@@ -12,7 +12,6 @@ use folders::{Arguments, Cache, FolderProcess, FolderSpec as ServerSpec, LeftFol
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{Fd, FolderLaunch};
-use subnet::process::Seal;
 
 use super::left::Process;
 use super::{OpenError, Opening};
@@ -85,15 +84,10 @@ fn server_spec(
     let tag = folder.tag.clone();
     let user = owner(&directory)?;
     Ok(ServerSpec {
-        program: program.file().clone(),
-        words: [programs::SHARD, FLAG].map(Into::into).into(),
+        program: program.sealed(FLAG),
         folder: Arc::new(directory),
         arguments: Arguments {
-            seal: match sandbox {
-                SandboxSpec::Auto => Seal::Auto,
-                SandboxSpec::Require => Seal::Require,
-                SandboxSpec::Off => Seal::Off,
-            },
+            seal: programs::seal(sandbox),
             user,
             rights: Rights {
                 read_only: folder.read_only,
@@ -184,6 +178,8 @@ impl Folder {
 
 #[cfg(test)]
 mod tests {
+    use child_process::Seal;
+
     use super::*;
 
     #[test]
@@ -212,8 +208,8 @@ mod tests {
         };
         let open = std::fs::File::open(directory.path()).unwrap();
         let spec = server_spec(&folder, open.into(), SandboxSpec::Require, &program, log).unwrap();
-        assert_eq!(spec.words, ["mirrorball-shard", "--folder-server"]);
-        assert!(Arc::ptr_eq(&spec.program, program.file()));
+        assert_eq!(spec.program.words, ["mirrorball-shard", "--folder-server"]);
+        assert!(Arc::ptr_eq(&spec.program.file, program.file()));
         let Arguments {
             seal,
             user,

@@ -5,13 +5,13 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use child_process::{LeftProcess, ServiceProcess};
 use config::VmSpec;
 use diskstore::claim::Claim;
 use diskstore::disk::announce_again;
 use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{DiskFormat, Fd, LaunchSpec, NetBackendLaunch};
-use subnet::card_process::{CardProcess, LeftProcess};
 use subnet::passt::{LeftCard, PasstChild};
 use subnet::process::{Count, FilterProcess, LeftFilter};
 
@@ -90,7 +90,7 @@ struct Filter {
 }
 
 impl Process {
-    pub(super) fn leave(process: &CardProcess, leaving: &mut Leaving) -> io::Result<Self> {
+    pub(super) fn leave(process: &ServiceProcess, leaving: &mut Leaving) -> io::Result<Self> {
         Ok(Self {
             pid: process.id(),
             pidfd: leaving.add(process.pidfd())?,

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
+use child_process::ServiceProcess;
 use fault_point::fault_point;
 use keeper::client::Keeper;
 use keeper::limits::Limits;
@@ -14,7 +15,6 @@ use keeper::spawn::Namespaces;
 use registry::vms::Record;
 use shard_api::launch::{DiskLaunch, Ending, Fd, HomeMemory, Launch, Report};
 use shard_api::ports;
-use subnet::CardProcess;
 
 use super::full_disks::FullDisks;
 use super::keeper::start_keeper;
@@ -379,7 +379,7 @@ impl RunningBoot<'_> {
                     .note(&format!("its keeper still has the former state: {error}"));
             }
         }
-        let cards: Vec<u32> = self.opened.card_processes().map(CardProcess::id).collect();
+        let cards: Vec<u32> = self.opened.card_processes().map(ServiceProcess::id).collect();
         let prepared = &self.prepared;
         progress(Progress::Booted(Booted {
             pid: self.home.pid,

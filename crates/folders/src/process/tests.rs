@@ -1,4 +1,6 @@
-use std::io::Write;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -14,8 +16,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn script(text: &str) -> (FolderSpec, Receiver<String>) {
     let (sender, receiver) = channel();
     let spec = FolderSpec {
-        program: Arc::new(File::open("/bin/sh").unwrap()),
-        words: ["sh", "-c", text].map(OsString::from).into(),
+        program: SealedProgram {
+            file: Arc::new(File::open("/bin/sh").unwrap()),
+            words: ["sh", "-c", text].map(OsString::from).into(),
+        },
         folder: Arc::new(File::open("/").unwrap().into()),
         arguments: Arguments::default(),
         ended: Arc::new(move |why| sender.send(why.to_owned()).unwrap()),
@@ -59,20 +63,12 @@ fn process_that_ends_with_its_socket_is_not_reported() {
     let (spec, reports) = script("cat >/dev/null 2>&1; exit 0");
     let (socket, process) = FolderProcess::start(&spec).unwrap();
     drop(socket);
-    subnet::card_process::END_LIMIT
+    child_process::service_process::END_LIMIT
         .checked_sub(Duration::ZERO)
         .unwrap();
     wait_for_end(process.process().pidfd());
     drop((process, spec));
     assert!(reports.recv_timeout(LIMIT).is_err());
-}
-
-#[test]
-fn output_of_a_process_is_bounded() {
-    let mut log = bounded_log().unwrap();
-    assert!(log.write_all(&[b'x'; 2 * LOG_BYTES as usize]).is_err());
-    assert_eq!(log.metadata().unwrap().len(), LOG_BYTES);
-    assert!(log.set_len(LOG_BYTES * 2).is_err());
 }
 
 #[test]

@@ -16,6 +16,7 @@ use subnet::process::message::Message;
 use subnet::process::{Count, begin};
 
 use super::*;
+use crate::launch::SandboxPolicy;
 use crate::sandbox::tests::{code, in_child};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -207,8 +208,8 @@ fn process_that_receives_no_sockets_ends_with_its_standard_input() {
     let (lists, near) = socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC).unwrap();
     shutdown(lists.as_raw_fd(), Shutdown::Both).unwrap();
     let status = in_child(|| match serve(near, &Arguments::default()) {
-        Err(CardError::Host(_)) => 0,
-        Err(CardError::Sandbox(_)) | Ok(_) => 1,
+        Err(SealedProcessError::Host(_)) => 0,
+        Err(SealedProcessError::Sandbox(_)) | Ok(_) => 1,
     });
     assert_eq!(code(status), 0);
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use child_process::Seal;
 use folders::guest::{Guest, ROOT, io_body, words};
 use folders::packet::{opcode, set_u32_at, u64_at};
 use folders::request::Rights;
@@ -16,6 +17,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, chown, dup2_stdout, fork, geteuid};
 
 use super::*;
+use crate::sealed_process::USAGE;
 
 /// A user that no other process has.
 const USER: (u32, u32) = (1_900_000_103, 1_900_000_203);
@@ -65,7 +67,7 @@ impl Started {
                         dup2_stdout(&open)?;
                         Ok(open)
                     });
-                let done = opened.map_err(FolderError::from);
+                let done = opened.map_err(SealedProcessError::from);
                 let done = done.and_then(|open| serve(theirs, open.into(), &arguments));
                 // SAFETY: ends the child without running the runner's exit handlers.
                 unsafe { libc::_exit(i32::from(done.is_err())) }
@@ -307,6 +309,6 @@ fn full_folder_gives_enospc() {
 
 #[test]
 fn words_of_no_monitor_are_refused() {
-    let status = run(["sandbox=on".to_owned()].into_iter());
+    let status = run(&mut ["sandbox=on".to_owned()].into_iter());
     assert_eq!(format!("{status:?}"), format!("{:?}", ExitCode::from(USAGE)));
 }

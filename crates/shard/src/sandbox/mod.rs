@@ -15,6 +15,7 @@
 mod capabilities;
 mod dumps;
 mod filter;
+pub(crate) mod folder_root;
 mod identity;
 mod landlock;
 mod root;

@@ -1,4 +1,4 @@
-//! Moves the process into an empty, read-only root of its own.
+//! Moves the process into a read-only root of its own.
 
 use std::io;
 use std::path::Path;
@@ -7,10 +7,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, pivot_root};
 
-/// A directory of every Linux system. The new root is mounted over it, in this mount namespace only.
-const MOUNT_POINT: &str = "/proc";
-/// Mount options of the root, to which nothing is written.
-const ROOT_OPTIONS: &str = "size=64k,nr_inodes=8,mode=0755";
+const NONE: Option<&Path> = None;
+/// Flags of the root.
+const FLAGS: MsFlags = MsFlags::MS_NOSUID
+    .union(MsFlags::MS_NODEV)
+    .union(MsFlags::MS_NOEXEC);
 
 /// Creates a mount namespace that contains an empty directory only.
 ///
@@ -18,26 +19,33 @@ const ROOT_OPTIONS: &str = "size=64k,nr_inodes=8,mode=0755";
 /// can't be affected.
 pub fn enter_empty() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
-    let none = None::<&Path>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(
-        Some("none"),
-        MOUNT_POINT,
-        Some("tmpfs"),
-        flags,
-        Some(ROOT_OPTIONS),
-    )?;
-    chdir(MOUNT_POINT)?;
-    mount(
-        none,
-        ".",
-        none,
-        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | flags,
-        none,
-    )?;
-    pivot_root(".", ".")?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")?;
-    Ok(())
+    // A directory of every Linux system.
+    let root = NewRoot::mount("/proc", "size=64k,nr_inodes=8,mode=0755")?;
+    root.enter()
+}
+
+/// A root to be: a file system in memory, mounted in this mount namespace only.
+pub struct NewRoot {
+    /// The directory over which it is mounted.
+    pub path: &'static str,
+}
+
+impl NewRoot {
+    /// Mounts an empty file system over a directory. This process has a mount namespace of its own.
+    pub fn mount(path: &'static str, options: &str) -> io::Result<Self> {
+        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
+        mount(Some("none"), path, Some("tmpfs"), FLAGS, Some(options))?;
+        Ok(Self { path })
+    }
+
+    /// Makes it read-only, and the root of this process. The host's mounts leave the namespace.
+    pub fn enter(self) -> io::Result<()> {
+        chdir(self.path)?;
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | FLAGS;
+        mount(NONE, ".", NONE, flags, NONE)?;
+        pivot_root(".", ".")?;
+        umount2(".", MntFlags::MNT_DETACH)?;
+        chdir("/")?;
+        Ok(())
+    }
 }

@@ -5,7 +5,6 @@
 //! the device's own, and is the only code that accesses the queues. Every device's folder has the same files:
 //! `mod.rs` (the contract), `device.rs` (the front end), `handler.rs` (the queues), `metrics.rs` (counters),
 //! `syscalls.rs` (system calls of its thread), `tests.rs`.
-//! counted), `syscalls.rs` (what its thread may call), `tests.rs`.
 
 pub mod balloon;
 pub mod block;
@@ -22,5 +21,6 @@ pub(crate) mod test_driver;
 pub mod transport;
 pub mod vsock;
 pub mod worker;
+mod worker_device;
 
 pub use device::{Activation, ActiveQueue, DeviceError, Interrupt, VirtioDevice, VirtioId};

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
+use child_process::service_process::wait;
+
 use super::*;
-use crate::card_process::tests::left;
-use crate::card_process::wait;
 use crate::frame::{Datagram, Packet, Payload, parse};
 use crate::process::tests::{egress, left_filter};
 use crate::samples::{MAC, SYN, TCP, UDP, address, drop_capabilities, frame, message, tcp, udp};
@@ -365,7 +365,7 @@ fn a_default_route_has_neither_destination_nor_mask() {
 
 /// Returns the process ids of a card.
 fn ids(child: &PasstChild) -> impl Iterator<Item = u32> + '_ {
-    child.processes().map(CardProcess::id)
+    child.processes().map(ServiceProcess::id)
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn adopted_card_serves_its_guest_and_ends_with_its_adopter() {
     let spec = walled(Vec::new());
     let Passt { socket, child } = start(&spec).unwrap();
     let left = LeftCard {
-        passt: left(child.passt()),
+        passt: child.passt().handle().unwrap(),
         filter: child.filter().map(left_filter),
     };
     let adopted = PasstChild::adopt(left, &spec).unwrap();
@@ -443,7 +443,7 @@ fn card_whose_filter_is_missing_or_unwanted_is_not_adopted_and_ends() {
     ] {
         let passt = start(&started).unwrap();
         let left = LeftCard {
-            passt: left(passt.child.passt()),
+            passt: passt.child.passt().handle().unwrap(),
             filter: passt.child.filter().map(left_filter),
         };
         assert!(PasstChild::adopt(left, adopted).is_err());

@@ -1,27 +1,9 @@
 //! Argument vector of a filter's process: written by the code that opens a VM's files, read by the process.
 //! Pure.
 
+use child_process::arguments::{self, Seal, UnknownWord};
+
 use crate::filter::Resolvers;
-
-/// How strictly the process seals itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Seal {
-    /// Applies the layers that the host allows.
-    #[default]
-    Auto,
-    /// Applies every layer, or ends.
-    Require,
-    /// Applies nothing.
-    Off,
-}
-
-impl Seal {
-    const ALL: [(Self, &str); 3] = [
-        (Self::Auto, "auto"),
-        (Self::Require, "require"),
-        (Self::Off, "off"),
-    ];
-}
 
 /// Parameters of a filter's process at its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,17 +18,10 @@ pub struct Arguments {
     pub udp_ports: Vec<u16>,
 }
 
-/// A word of the command line that is no argument.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no argument")]
-pub struct UnknownWord(pub String);
-
 impl Arguments {
     /// Returns the words of the command line, without the names of program and subcommand.
     pub fn words(&self) -> Vec<String> {
-        let seals = Seal::ALL.iter().filter(|(seal, _)| *seal == self.seal);
-        let mut words: Vec<String> = seals.map(|(_, name)| format!("sandbox={name}")).collect();
-        words.extend(self.user.map(|(uid, gid)| format!("user={uid}:{gid}")));
+        let mut words = arguments::words(self.seal, self.user);
         words.extend(self.resolvers.at_gateway.then(|| "resolver=gateway".to_owned()));
         let direct = self.resolvers.direct.iter();
         words.extend(direct.map(|address| format!("resolver={address}")));
@@ -59,24 +34,13 @@ impl Arguments {
     /// # Errors
     /// Returns the word that is none of [`Arguments::words`].
     pub fn read(words: impl IntoIterator<Item = String>) -> Result<Self, UnknownWord> {
-        let mut arguments = Self::default();
-        for word in words {
-            arguments.take(&word).ok_or(UnknownWord(word))?;
-        }
-        Ok(arguments)
+        arguments::read(words, Self::take)
     }
 
-    fn take(&mut self, word: &str) -> Option<()> {
-        let (name, value) = word.split_once('=')?;
+    fn take(&mut self, name: &str, value: &str) -> Option<()> {
         match (name, value) {
-            ("sandbox", value) => {
-                let (seal, _) = Seal::ALL.into_iter().find(|(_, name)| *name == value)?;
-                self.seal = seal;
-            }
-            ("user", value) => {
-                let (uid, gid) = value.split_once(':')?;
-                self.user = Some((uid.parse().ok()?, gid.parse().ok()?));
-            }
+            ("sandbox", value) => self.seal = arguments::read_seal(value)?,
+            ("user", value) => self.user = Some(arguments::read_user(value)?),
             ("resolver", "gateway") => self.resolvers.at_gateway = true,
             ("resolver", address) => self.resolvers.direct.push(address.parse().ok()?),
             ("udp", port) => self.udp_ports.push(port.parse().ok()?),

@@ -1,11 +1,14 @@
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::sync::{Mutex, mpsc};
 use std::time::Instant;
 
+use child_process::service_process::wait;
+
 use super::*;
-use crate::card_process::tests::left;
-use crate::card_process::wait;
 use crate::samples::{SYN, TCP, address, frame, message, tcp};
 
 /// The test that is a filter's process when this program is started as one.
@@ -24,8 +27,10 @@ pub(crate) fn egress(
     let egress = Egress {
         cluster: Arc::new(cluster),
         count: Arc::new(Count::new().unwrap()),
-        program: Arc::new(File::open("/proc/self/exe").unwrap()),
-        words: words.map(OsString::from).into(),
+        program: SealedProgram {
+            file: Arc::new(File::open("/proc/self/exe").unwrap()),
+            words: words.map(OsString::from).into(),
+        },
         seal: Seal::Off,
         cut_off: Arc::new(move |line| {
             // Its test may be over.
@@ -128,7 +133,7 @@ fn killed_filter_process_is_named_and_closes_both_sides() {
     let (process, card, passt) = start(&egress);
     expect_filtered(&card, &passt);
     let pid = nix::unistd::Pid::from_raw(process.id().cast_signed());
-    nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
     expect_end(&card);
     expect_end(&passt);
     assert_eq!(
@@ -175,8 +180,8 @@ fn changed_list_reaches_the_process_while_the_guest_sends() {
 #[test]
 fn process_that_fails_at_its_start_reports_the_reason() {
     let (mut egress, _lines) = egress(cluster);
-    egress.program = Arc::new(File::open("/bin/sh").unwrap());
-    egress.words = ["sh", "-c", "echo one >&2; echo 'no seal' >&2; exit 1"]
+    egress.program.file = Arc::new(File::open("/bin/sh").unwrap());
+    egress.program.words = ["sh", "-c", "echo one >&2; echo 'no seal' >&2; exit 1"]
         .map(OsString::from)
         .into();
     let (process, card, _passt) = start(&egress);
@@ -238,9 +243,9 @@ pub(crate) fn left_filter(filter: &FilterProcess) -> LeftFilter {
 
 fn left_of(shared: &Shared) -> LeftFilter {
     LeftFilter {
-        process: left(&shared.process),
+        process: shared.process.handle().unwrap(),
         lists: shared.lists.try_clone().unwrap(),
-        log: shared.log.try_clone().unwrap().into(),
+        log: shared.log.writer().unwrap().into(),
     }
 }
 
@@ -268,19 +273,13 @@ fn receive_message(lists: &OwnedFd) -> Option<Message> {
 
 #[test]
 fn adopted_filter_receives_a_whole_list_and_then_replies() {
-    let (lists, near) = socketpair(
-        AddressFamily::Unix,
-        SockType::SeqPacket,
-        None,
-        SockFlag::SOCK_CLOEXEC,
-    )
-    .unwrap();
-    let child = CardProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap();
+    let (lists, near) = packet_sockets().unwrap();
+    let child = ServiceProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap();
     let (egress, lines) = egress(cluster);
     let filter = LeftFilter {
-        process: left(&child),
+        process: child.handle().unwrap(),
         lists: near,
-        log: memfd_create(c"card", MFdFlags::MFD_CLOEXEC).unwrap(),
+        log: BoundedLog::new().unwrap().writer().unwrap().into(),
     };
     let filter = FilterProcess::adopt(filter, &egress).unwrap();
     assert_eq!(filter.id(), child.id());

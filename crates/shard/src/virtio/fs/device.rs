@@ -7,10 +7,11 @@ use std::sync::Arc;
 use super::handler::FsHandler;
 use super::metrics::FsMetrics;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::virtio::device::{RING_FEATURES, read_space};
+use crate::virtio::VirtioId;
+use crate::virtio::device::read_space;
 use crate::virtio::transport::Log;
 use crate::virtio::worker::Worker;
-use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
+use crate::virtio::worker_device::WorkerDevice;
 
 /// Sizes of the queue of urgent requests, and of the queue of all others. A request takes a descriptor for
 /// each page of its data.
@@ -54,14 +55,8 @@ pub(crate) fn bare(socket: OwnedFd) -> impl crate::virtio::worker::Handler {
     FsHandler::new("fuzz", socket, Arc::default(), Arc::new(|_| ()))
 }
 
-impl VirtioDevice for Fs {
-    fn id(&self) -> VirtioId {
-        VirtioId::Fs
-    }
-
-    fn features(&self) -> u64 {
-        RING_FEATURES
-    }
+impl WorkerDevice for Fs {
+    const ID: VirtioId = VirtioId::Fs;
 
     fn queue_sizes(&self) -> &[u16] {
         &QUEUE_SIZES
@@ -71,12 +66,8 @@ impl VirtioDevice for Fs {
         read_space(&self.config, offset, data);
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.worker.activate(activation)
-    }
-
-    fn reset(&mut self) {
-        self.worker.reset();
+    fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     fn status(&self) -> serde_json::Value {

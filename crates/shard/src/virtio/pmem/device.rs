@@ -8,9 +8,10 @@ use super::handler::PmemRequests;
 use super::mapping::{PmemRegion, Writes, map};
 use super::metrics::PmemMetrics;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::virtio::device::{RING_FEATURES, read_space};
+use crate::virtio::VirtioId;
+use crate::virtio::device::read_space;
 use crate::virtio::worker::Worker;
-use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
+use crate::virtio::worker_device::WorkerDevice;
 
 const QUEUE_SIZES: [u16; 1] = [64];
 
@@ -48,14 +49,8 @@ pub(crate) fn bare(file: File) -> impl crate::virtio::worker::Handler {
     PmemRequests::handler(Some(file), Arc::default())
 }
 
-impl VirtioDevice for Pmem {
-    fn id(&self) -> VirtioId {
-        VirtioId::Pmem
-    }
-
-    fn features(&self) -> u64 {
-        RING_FEATURES
-    }
+impl WorkerDevice for Pmem {
+    const ID: VirtioId = VirtioId::Pmem;
 
     fn queue_sizes(&self) -> &[u16] {
         &QUEUE_SIZES
@@ -66,12 +61,8 @@ impl VirtioDevice for Pmem {
         read_space(config.as_flattened(), offset, data);
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.worker.activate(activation)
-    }
-
-    fn reset(&mut self) {
-        self.worker.reset();
+    fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     fn status(&self) -> serde_json::Value {

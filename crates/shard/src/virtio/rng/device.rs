@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::handler::RngRequests;
 use super::metrics::RngMetrics;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::virtio::device::RING_FEATURES;
+use crate::virtio::VirtioId;
 use crate::virtio::worker::Worker;
-use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
+use crate::virtio::worker_device::WorkerDevice;
 
 const QUEUE_SIZES: [u16; 1] = [64];
 
@@ -38,29 +38,15 @@ pub(crate) fn bare() -> impl crate::virtio::worker::Handler {
     RngRequests::handler(Arc::default())
 }
 
-impl VirtioDevice for Rng {
-    fn id(&self) -> VirtioId {
-        VirtioId::Rng
-    }
-
-    fn features(&self) -> u64 {
-        RING_FEATURES
-    }
+impl WorkerDevice for Rng {
+    const ID: VirtioId = VirtioId::Rng;
 
     fn queue_sizes(&self) -> &[u16] {
         &QUEUE_SIZES
     }
 
-    fn read_config(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(0);
-    }
-
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.worker.activate(activation)
-    }
-
-    fn reset(&mut self) {
-        self.worker.reset();
+    fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     fn status(&self) -> serde_json::Value {

@@ -8,8 +8,10 @@ use super::handler::VsockHandler;
 use super::metrics::VsockMetrics;
 use crate::ports::Ports;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::virtio::device::{Activation, DeviceError, RING_FEATURES, VirtioDevice, VirtioId, read_space};
+use crate::virtio::VirtioId;
+use crate::virtio::device::read_space;
 use crate::virtio::worker::Worker;
+use crate::virtio::worker_device::WorkerDevice;
 
 /// Sizes of the receive, transmit and event queues.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
@@ -56,14 +58,8 @@ pub(crate) fn bare(
     VsockHandler::new(cid, listener, Some(ports), Arc::default())
 }
 
-impl VirtioDevice for Vsock {
-    fn id(&self) -> VirtioId {
-        VirtioId::Vsock
-    }
-
-    fn features(&self) -> u64 {
-        RING_FEATURES
-    }
+impl WorkerDevice for Vsock {
+    const ID: VirtioId = VirtioId::Vsock;
 
     fn queue_sizes(&self) -> &[u16] {
         &QUEUE_SIZES
@@ -73,15 +69,11 @@ impl VirtioDevice for Vsock {
         read_space(&self.cid.to_le_bytes(), offset, data);
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.worker.activate(activation)
+    fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     fn status(&self) -> serde_json::Value {
         serde_json::to_value(self.metrics.counts()).unwrap_or_default()
-    }
-
-    fn reset(&mut self) {
-        self.worker.reset();
     }
 }

@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use nix::fcntl::{OFlag, open};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::Mode;
-use nix::unistd::{chdir, dup2_stdout, fchdir, getegid, geteuid, pivot_root};
+use nix::unistd::{dup2_stdout, fchdir, getegid, geteuid};
+
+use super::root::NewRoot;
 
 /// The folder in the new root.
 pub const FOLDER: &str = "/folder";
@@ -59,15 +61,7 @@ pub fn enter(folder: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
         fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
     }
     let none = None::<&Path>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(
-        Some("none"),
-        MOUNT_POINT,
-        Some("tmpfs"),
-        flags,
-        Some(ROOT_OPTIONS),
-    )?;
+    let root = NewRoot::mount(MOUNT_POINT, ROOT_OPTIONS)?;
     let within = |path: &str| format!("{MOUNT_POINT}{path}");
     fs::create_dir(within(FOLDER))?;
     fs::create_dir_all(within("/proc/self/fd"))?;
@@ -85,17 +79,7 @@ pub fn enter(folder: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
         none,
     )?;
     let nothing = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
-    chdir(MOUNT_POINT)?;
-    mount(
-        none,
-        ".",
-        none,
-        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | flags,
-        none,
-    )?;
-    pivot_root(".", ".")?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")?;
+    root.enter()?;
     // Last, as the folder is needed if a step before fails.
     dup2_stdout(nothing.as_fd())?;
     Ok(())

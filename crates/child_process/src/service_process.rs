@@ -1,7 +1,7 @@
-//! The processes that work for a card: passt, and the frame filter in front of it.
+//! The processes that work for a VM's devices: passt, the frame filter of a card, the server of a folder.
 //!
-//! A monitor starts them, or adopts them from a predecessor that ended without them. Both kinds are ended by
-//! a pidfd, which never names another process. Only a child can be reaped, so the exit status of an adopted
+//! A monitor starts them, or adopts them from a predecessor that ended without them. They are ended by a
+//! pidfd, which never names another process. Only a child can be reaped, so the exit status of an adopted
 //! process stays unknown.
 
 use std::io;
@@ -26,9 +26,9 @@ pub struct LeftProcess {
     pub pidfd: OwnedFd,
 }
 
-/// A process that works for a card. Dropping it kills the process and waits for its end.
+/// A process that works for a device of a VM. Dropping it kills the process and waits for its end.
 #[derive(Debug)]
-pub struct CardProcess {
+pub struct ServiceProcess {
     pid: u32,
     pidfd: OwnedFd,
     origin: Origin,
@@ -42,7 +42,7 @@ enum Origin {
     Predecessor,
 }
 
-impl CardProcess {
+impl ServiceProcess {
     /// Takes a child that was not waited for.
     ///
     /// # Errors
@@ -79,6 +79,17 @@ impl CardProcess {
         self.pid
     }
 
+    /// Duplicates the handle of the process, for a successor of its starter.
+    ///
+    /// # Errors
+    /// Fails if this process has no descriptors left.
+    pub fn handle(&self) -> io::Result<LeftProcess> {
+        Ok(LeftProcess {
+            pid: self.pid,
+            pidfd: self.pidfd.try_clone()?,
+        })
+    }
+
     /// Returns the pidfd of the process.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
@@ -102,7 +113,7 @@ impl CardProcess {
     }
 }
 
-impl Drop for CardProcess {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         // A process that outlives a SIGKILL waits for the kernel, and has no effects.
         let _ = self.end();
@@ -135,7 +146,10 @@ fn kill(pidfd: &OwnedFd) -> io::Result<()> {
 }
 
 /// Waits until the process has ended, for `limit` at most.
-pub(crate) fn wait(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
+///
+/// # Errors
+/// Fails with `TimedOut` if the process still runs after the limit.
+pub fn wait(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).as_millis();
@@ -151,23 +165,15 @@ pub(crate) fn wait(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Stdio};
 
     use super::*;
 
-    /// Duplicates the handle of a process, as a successor of its starter has it.
-    pub(crate) fn left(process: &CardProcess) -> LeftProcess {
-        LeftProcess {
-            pid: process.id(),
-            pidfd: process.pidfd().try_clone_to_owned().unwrap(),
-        }
-    }
-
-    fn sleep() -> CardProcess {
-        CardProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
+    fn sleep() -> ServiceProcess {
+        ServiceProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
     }
 
     #[test]
@@ -183,7 +189,7 @@ pub(crate) mod tests {
             .unwrap();
         let pid = line.trim().parse().unwrap();
         let pidfd = open(pid).unwrap();
-        let process = CardProcess::adopt(LeftProcess { pid, pidfd });
+        let process = ServiceProcess::adopt(LeftProcess { pid, pidfd });
         assert_eq!(process.id(), pid);
         assert!(wait(process.pidfd(), Duration::ZERO).is_err(), "it runs");
         let begun = Instant::now();
@@ -197,14 +203,14 @@ pub(crate) mod tests {
     #[test]
     fn dropped_adopted_process_ends() {
         let child = sleep();
-        drop(CardProcess::adopt(left(&child)));
+        drop(ServiceProcess::adopt(child.handle().unwrap()));
         assert_eq!(child.end().unwrap().unwrap().signal(), Some(libc::SIGKILL));
     }
 
     #[test]
     fn child_that_ended_by_itself_keeps_its_own_status() {
         let child = Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
-        let child = CardProcess::of_child(child).unwrap();
+        let child = ServiceProcess::of_child(child).unwrap();
         wait(child.pidfd(), Duration::from_secs(20)).unwrap();
         for _ in 0..2 {
             assert_eq!(child.end().unwrap().unwrap().code(), Some(7));
