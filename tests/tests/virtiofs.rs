@@ -8,6 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use guest_tests::command::Call;
 use guest_tests::pattern::Numbers;
 use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
 
@@ -253,5 +254,58 @@ fn folder_that_vanishes_gives_errors_and_bad_folders_are_refused() {
         let refused = mirrorball(["run", "--image", VmFile::TINY, "--folder", &named]).run();
         assert_ne!(refused.status, 0);
         assert!(refused.errors().contains(why), "{}", refused.errors());
+    }
+}
+
+/// Bytes of the file that both guests read, of which all but the last page are whole.
+const SHARED_BYTES: usize = (16 << 20) + 123;
+
+fn sharing_counter(vm: &Vm, name: &str) -> u64 {
+    let seen = vm.inspect();
+    let found = seen.pointer(&format!("/status/sharing/pages/{name}"));
+    let number = found.and_then(serde_json::Value::as_u64);
+    number.unwrap_or_else(|| panic!("no counter {name} in {seen:#}"))
+}
+
+/// Promise FS-07.
+#[test]
+fn file_that_two_vms_read_is_in_memory_once_until_the_host_changes_it() {
+    let scratch = Scratch::new("once");
+    let shared = folder(&scratch, "shared");
+    let old = random_bytes(3, SHARED_BYTES);
+    fs::write(shared.join("file"), &old).expect("room for a file");
+    let sum = |bytes: &[u8]| {
+        let path = scratch.join("sum");
+        fs::write(&path, bytes).expect("room for a file");
+        let output = Call::new("sha256sum").args([&path]).ok().text();
+        output.split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    let keys = "read_only = true\nshare = true";
+    let vms = ["one", "two"].map(|name| file(name, &shared, keys).start(&scratch));
+    let before: Vec<u64> = vms.iter().map(|vm| sharing_counter(vm, "mapped_pages")).collect();
+    for vm in &vms {
+        mount(vm);
+        assert!(vm.sh("sha256sum /mnt/file").starts_with(&sum(&old)));
+    }
+    // Lone pages and the last one stay copies.
+    let most = SHARED_BYTES as u64 / 4096 * 9 / 10;
+    for (vm, before) in vms.iter().zip(&before) {
+        wait::until("the file's pages to be shared", Duration::from_secs(60), || {
+            (sharing_counter(vm, "mapped_pages") >= before + most).then_some(())
+        });
+        assert_eq!(sharing_counter(vm, "leased_files"), 1);
+        assert!(vm.sh("sha256sum /mnt/file").starts_with(&sum(&old)));
+    }
+    // The host cuts the file in place: each VM has given its pages back before.
+    let new = b"by the host";
+    let begun = Instant::now();
+    fs::write(shared.join("file"), new).expect("a file of this test");
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(20), "a writer waited for {waited:?}");
+    for vm in &vms {
+        assert!(sharing_counter(vm, "leases_broken") >= 1);
+        wait::until("the host's change", Duration::from_secs(20), || {
+            (vm.sh("cat /mnt/file") == "by the host").then_some(())
+        });
     }
 }

@@ -1,5 +1,5 @@
-//! Starts the processes that serve a guest, which seal themselves: the frame filter of a card, the server of a
-//! folder.
+//! Starts the processes that serve a guest, which seal themselves: the frame filter of a card, the server of
+//! a folder.
 //!
 //! Such a process has a socket of packets as its standard input. No signal ties it to its starter: a VM that
 //! outlives its monitor keeps it, and the monitor's successor adopts it. A guest may have compromised the

@@ -388,6 +388,10 @@ pub struct FolderSpec {
     /// Whether the guest may use extended attributes of users (`user.*`).
     #[serde(default)]
     pub xattr: bool,
+    /// Whether the host has pages of files that the guest reads in memory once, for all VMs that share so.
+    // Omitted by default, so that older programs can read the record.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub share: bool,
 }
 
 /// How long a guest may use what it has read of a folder.

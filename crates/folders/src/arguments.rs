@@ -47,6 +47,8 @@ pub struct Arguments {
     pub rights: Rights,
     /// The guest's cache.
     pub cache: Cache,
+    /// Whether files that the guest reads are passed to the shard, which shares their pages.
+    pub lends: bool,
 }
 
 impl Arguments {
@@ -55,6 +57,7 @@ impl Arguments {
         let mut words = arguments::words(self.seal, self.user);
         words.extend(self.rights.read_only.then(|| "access=read".to_owned()));
         words.extend(self.rights.xattr.then(|| "xattr=user".to_owned()));
+        words.extend(self.lends.then(|| "pages=lend".to_owned()));
         let caches = Cache::ALL.iter().filter(|(cache, _)| *cache == self.cache);
         words.extend(caches.map(|(_, name)| format!("cache={name}")));
         words
@@ -74,6 +77,7 @@ impl Arguments {
             ("user", value) => self.user = Some(arguments::read_user(value)?),
             ("access", "read") => self.rights.read_only = true,
             ("xattr", "user") => self.rights.xattr = true,
+            ("pages", "lend") => self.lends = true,
             ("cache", value) => {
                 let (cache, _) = Cache::ALL.into_iter().find(|(_, name)| *name == value)?;
                 self.cache = cache;
@@ -98,6 +102,7 @@ mod tests {
                 xattr: true,
             },
             cache: Cache::Always,
+            lends: true,
         };
         let off = Arguments {
             seal: Seal::Off,
@@ -118,6 +123,7 @@ mod tests {
             "user=1",
             "access=write",
             "xattr=all",
+            "pages=keep",
             "cache=",
         ] {
             assert_eq!(

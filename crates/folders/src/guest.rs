@@ -1,13 +1,15 @@
 //! A guest's side of the protocol, for tests: requests written by hand.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, send, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::packet::{
-    PACKET_BYTES_MAX, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, opcode, set_u32_at, set_unique,
-    u32_at, u64_at,
+    PACKET_BYTES_MAX, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, lent_node, opcode, set_u32_at,
+    set_unique, u32_at, u64_at,
 };
 
 /// Node of the folder itself.
@@ -20,13 +22,18 @@ const LIMIT_S: i64 = 20;
 pub struct Guest {
     socket: OwnedFd,
     unique: u64,
+    lent: Vec<(u64, OwnedFd)>,
 }
 
 impl Guest {
     /// Begins a connection.
     pub fn begin(socket: OwnedFd) -> Self {
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(LIMIT_S)).expect("a socket");
-        let mut guest = Self { socket, unique: 0 };
+        let mut guest = Self {
+            socket,
+            unique: 0,
+            lent: Vec::new(),
+        };
         let init = words(&[7, 36, 1 << 20, u32::MAX]);
         guest.ask(opcode::INIT, 0, &init).expect("a connection");
         guest
@@ -48,15 +55,43 @@ impl Guest {
         // A user of the guest whom the host may not know.
         set_u32_at(&mut request, 24, 4321);
         send(self.socket.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL).expect("a server");
-        let mut reply = vec![0; 2 * PACKET_BYTES_MAX];
-        let length = recv(self.socket.as_raw_fd(), &mut reply, MsgFlags::empty()).expect("a reply in time");
-        reply.truncate(length);
+        let reply = self.receive();
         let header = ReplyHeader::of_packet(&reply).expect("a whole reply");
         assert_eq!(header.unique, self.unique);
         match header.error {
             0 => Ok(reply[REPLY_HEADER_BYTES..].to_vec()),
             error => Err(-error),
         }
+    }
+
+    /// Receives a reply, and the files that were passed before it.
+    fn receive(&mut self) -> Vec<u8> {
+        loop {
+            let mut packet = vec![0; 2 * PACKET_BYTES_MAX];
+            let mut rights = cmsg_space!([RawFd; 1]);
+            let mut parts = [IoSliceMut::new(&mut packet)];
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let message = recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, Some(&mut rights), flags)
+                .expect("a reply in time");
+            let length = message.bytes;
+            let mut files = Vec::new();
+            for control in message.cmsgs().expect("room for a file") {
+                if let ControlMessageOwned::ScmRights(fds) = control {
+                    // SAFETY: the kernel has just made these descriptors, and nothing else owns them.
+                    files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+                }
+            }
+            packet.truncate(length);
+            match lent_node(&packet) {
+                Some(node) => self.lent.extend(files.into_iter().map(|file| (node, file))),
+                None => return packet,
+            }
+        }
+    }
+
+    /// Returns the files that the server has passed since the last call, with their nodes.
+    pub fn lent(&mut self) -> Vec<(u64, OwnedFd)> {
+        std::mem::take(&mut self.lent)
     }
 
     /// Looks up a name; returns its node.

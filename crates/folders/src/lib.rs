@@ -2,16 +2,20 @@
 //!
 //! The guest's requests are FUSE messages. Its shard takes them from a virtio queue and sends each as one
 //! packet of a socket; the process replies with one packet ([`packet`]). The process parses a guest's bytes,
-//! so it may be in the guest's hands: its sandbox confines it to the folder, and the shard checks its replies.
+//! so it may be in the guest's hands: its sandbox confines it to the folder, the shard checks its
+//! replies.
 //!
 //! - [`process`]: starts the process, from the side of the code that opens a VM's files.
 //! - `server` (feature `server`): serves requests, in the process.
+//! - `lend` (feature `server`): passes open files to the shard, whose pages the guest shares with others.
 //! - [`request`]: decides which requests are served, and removes what a guest may not choose.
 
 pub mod arguments;
 #[cfg(any(test, feature = "guest"))]
 pub mod guest;
 pub mod init;
+#[cfg(feature = "server")]
+pub mod lend;
 #[cfg(feature = "server")]
 mod link;
 pub mod packet;

@@ -15,10 +15,8 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open};
 use nix::sys::stat::Mode;
 use nix::unistd::linkat;
 
-use crate::packet::{REQUEST_HEADER_BYTES, opcode, set_u32_at, u64_at};
+use crate::packet::{REQUEST_HEADER_BYTES, node_of, opcode, set_u32_at, u64_at};
 
-/// Offset of the node in a request's header.
-const NODE: usize = 16;
 /// Length of a node's number, bytes.
 const NODE_BYTES: usize = 8;
 
@@ -29,7 +27,7 @@ const NODE_BYTES: usize = 8;
 /// Fails as the host's file system does.
 pub fn make(files: &PassthroughFs, request: &mut [u8]) -> io::Result<usize> {
     let invalid = || io::Error::from(Errno::EINVAL);
-    let directory = u64_at(request, NODE).ok_or_else(invalid)?;
+    let directory = node_of(request).ok_or_else(invalid)?;
     let old = u64_at(request, REQUEST_HEADER_BYTES).ok_or_else(invalid)?;
     let named = request
         .get(REQUEST_HEADER_BYTES + NODE_BYTES..)
@@ -57,7 +55,7 @@ pub fn make(files: &PassthroughFs, request: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Finds the file of a node by its present name, and checks that it is the same file.
-fn found(files: &PassthroughFs, node: u64) -> io::Result<File> {
+pub(crate) fn found(files: &PassthroughFs, node: u64) -> io::Result<File> {
     let (known, _) = files.getattr(&Context::default(), node, None)?;
     let path = files.readlinkat_proc_file(node)?;
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;

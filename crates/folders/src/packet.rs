@@ -141,6 +141,39 @@ impl ReplyHeader {
     }
 }
 
+/// Length of the packet that passes a file, bytes: a header that is a reply to nothing, and a node.
+const LENT_FILE_BYTES: usize = REPLY_HEADER_BYTES + 8;
+
+/// The packet with which the folder's process passes the open file of a node.
+pub fn lent_file(node: u64) -> [u8; LENT_FILE_BYTES] {
+    let header = ReplyHeader {
+        length: LENT_FILE_BYTES as u32,
+        error: 0,
+        unique: 0,
+    };
+    let mut packet = [0; LENT_FILE_BYTES];
+    packet[..REPLY_HEADER_BYTES].copy_from_slice(&header.bytes());
+    packet[REPLY_HEADER_BYTES..].copy_from_slice(&node.to_le_bytes());
+    packet
+}
+
+/// Returns the node if the packet is one of [`lent_file`].
+pub fn lent_node(packet: &[u8]) -> Option<u64> {
+    let header = ReplyHeader::of_packet(packet)?;
+    let is_it = header.unique == 0 && packet.len() == LENT_FILE_BYTES;
+    is_it.then(|| u64_at(packet, REPLY_HEADER_BYTES)).flatten()
+}
+
+/// Node of a request; none if its header is cut.
+pub fn node_of(request: &[u8]) -> Option<u64> {
+    u64_at(request, 16)
+}
+
+/// Offset in the file of a READ request; none if it is cut.
+pub fn read_offset(request: &[u8]) -> Option<u64> {
+    u64_at(request, REQUEST_HEADER_BYTES + 8)
+}
+
 /// Reads a number at an offset; none beyond the end.
 pub fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     let field = bytes.get(offset..offset.checked_add(4)?)?;

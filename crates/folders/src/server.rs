@@ -1,5 +1,6 @@
 //! Serves a guest's requests: one packet in, one packet out.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -13,8 +14,9 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::arguments::{Arguments, Cache};
 use crate::init;
+use crate::lend::Lender;
 use crate::link;
-use crate::packet::{PACKET_BYTES_MAX, ReplyHeader, RequestHeader, opcode};
+use crate::packet::{PACKET_BYTES_MAX, ReplyHeader, RequestHeader, node_of, opcode};
 use crate::request::{Rights, Verdict, admit};
 
 /// The server of one folder.
@@ -22,6 +24,8 @@ pub struct FolderServer {
     files: Arc<PassthroughFs>,
     server: Server<Arc<PassthroughFs>>,
     rights: Rights,
+    /// Passes files to the shard, if it shares their pages.
+    lender: Option<RefCell<Lender>>,
 }
 
 impl FolderServer {
@@ -51,6 +55,7 @@ impl FolderServer {
             server: Server::new(files.clone()),
             files,
             rights: arguments.rights,
+            lender: arguments.lends.then(RefCell::default),
         })
     }
 
@@ -101,7 +106,14 @@ impl FolderServer {
                 Ok(length) => self.reply(&mut request[..length], header, reply, socket),
                 Err(error) => refuse(socket, unique, error.raw_os_error().unwrap_or(libc::EIO)),
             },
-            Verdict::Serve => self.reply(request, header, reply, socket),
+            Verdict::Serve => {
+                if let (opcode::READ, Some(lender), Some(node)) =
+                    (header.opcode, &self.lender, node_of(request))
+                {
+                    lender.borrow_mut().lend(&self.files, node, socket)?;
+                }
+                self.reply(request, header, reply, socket)
+            }
         }
     }
 
@@ -123,6 +135,9 @@ impl FolderServer {
 
     /// Begins a connection, which has nothing of the one before.
     fn begin(&self) -> io::Result<()> {
+        if let Some(lender) = &self.lender {
+            lender.borrow_mut().forget();
+        }
         self.files.destroy();
         self.files.import()
     }

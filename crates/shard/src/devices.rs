@@ -24,7 +24,7 @@ use crate::pci::PciBus;
 use crate::ports::Ports;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
-use crate::sharing::{DiskSharing, Sharing};
+use crate::sharing::{DiskSharing, FolderSharing, Sharing};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle, PlainRelease, Release};
 use crate::virtio::block::{Block, FullDisks, ReadOrigins};
@@ -284,7 +284,9 @@ impl DeviceContext<'_> {
 
     /// Creates the device of a shared folder.
     fn folder(&self, launch: &FolderLaunch, socket: OwnedFd) -> io::Result<Fs> {
-        Fs::new(self.threads, &launch.tag, socket, self.log.clone())
+        let sharing = self.kind.sharing().filter(|_| launch.share);
+        let sharing = sharing.map(|sharing| FolderSharing::new(sharing.mapper.clone()));
+        Fs::new(self.threads, &launch.tag, socket, sharing, self.log.clone())
     }
 
     /// Creates persistent memory of a shared region.

@@ -2,7 +2,8 @@
 //! shard.
 //!
 //! It parses requests of a guest. It sees the folder and nothing else of the host's files
-//! (`sandbox::folder_root`), has no capabilities, no network and no other sockets than the one that it received.
+//! (`sandbox::folder_root`), has no capabilities, no network and no other sockets than the one that it
+//! received.
 //!
 //! It ends when its socket is closed, not when the process that started it ends: a VM that outlives its
 //! monitor keeps its folders.
@@ -12,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
 use folders::Arguments;
+use folders::lend::Lender;
 use folders::process::{ENDED_WITH_SOCKET, FLAG};
 use folders::server::FolderServer;
 use nix::sys::prctl::set_name;
@@ -26,6 +28,8 @@ use crate::sealed_process::{self, SealedProcessError, failed, policy, usage};
 pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_recvfrom,
     libc::SYS_sendto,
+    // Passes files to the shard.
+    libc::SYS_sendmsg,
     libc::SYS_dup,
     libc::SYS_fallocate,
     libc::SYS_fchmod,
@@ -111,6 +115,7 @@ fn serve(socket: OwnedFd, folder: OwnedFd, arguments: &Arguments) -> Result<(), 
     limit()?;
     // The name is for people who list threads.
     let _ = set_name(c"folder-server");
+    Lender::ignore_signals()?;
     let policy = policy(arguments.seal);
     let read_only = arguments.rights.read_only;
     let (mut path, mut missing) = (folder_root::FOLDER_OF_HOST, Vec::new());

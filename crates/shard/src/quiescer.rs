@@ -181,6 +181,23 @@ impl Quiescer {
         pause
     }
 
+    /// Calls `work` while the VM is paused: by an order that holds it so, or by a pause of its own. Returns
+    /// none if the VM can't be paused ([`Quiescer::pause`]).
+    pub fn while_still<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        if let Some(pause) = self.pause() {
+            let result = work();
+            drop(pause);
+            return Some(result);
+        }
+        // An order ends by a change of `held` and then, under this lock, of `pausing`: as long as the lock is
+        // taken and the VM held, it stays paused.
+        let vcpus = self.vcpus();
+        let is_still = self.held.load(Ordering::Acquire) && self.pausing.load(Ordering::SeqCst);
+        let result = is_still.then(work);
+        drop(vcpus);
+        result
+    }
+
     /// Sets whether an order holds the VM paused. The caller holds a pause.
     pub fn set_held(&self, held: bool) {
         self.held.store(held, Ordering::Release);

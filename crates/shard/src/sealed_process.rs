@@ -1,5 +1,5 @@
-//! What the sealed processes of this program have in common: the frame filter of a card ([`crate::card`]) and
-//! the server of a folder ([`crate::folder`]). Each runs on one thread, without a shard.
+//! Common parts of the sealed processes of this program: the frame filter of a card ([`crate::card`]) and the
+//! server of a folder ([`crate::folder`]). Each runs on one thread, without a shard.
 
 use std::io;
 use std::process::ExitCode;

@@ -61,6 +61,7 @@ impl Opening<'_> {
             all.launches.push(FolderLaunch {
                 tag: folder.tag.clone(),
                 socket: file,
+                share: folder.share,
             });
             all.opened.push(Folder {
                 number,
@@ -98,6 +99,7 @@ fn server_spec(
                 FolderCache::Auto => Cache::Auto,
                 FolderCache::Always => Cache::Always,
             },
+            lends: folder.share,
         },
         ended: Arc::new(move |why| log.note(&end_line(&tag, why))),
     })
@@ -205,6 +207,7 @@ mod tests {
             read_only: true,
             cache: FolderCache::None,
             xattr: false,
+            share: true,
         };
         let open = std::fs::File::open(directory.path()).unwrap();
         let spec = server_spec(&folder, open.into(), SandboxSpec::Require, &program, log).unwrap();
@@ -215,9 +218,10 @@ mod tests {
             user,
             rights,
             cache,
+            lends,
         } = spec.arguments;
         assert_eq!((seal, cache), (Seal::Require, Cache::None));
-        assert!(rights.read_only && !rights.xattr);
+        assert!(rights.read_only && !rights.xattr && lends);
         let metadata = directory.path().metadata().unwrap();
         let owner = geteuid().is_root().then(|| (metadata.uid(), metadata.gid()));
         assert_eq!(user, owner);

@@ -3,8 +3,9 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::thread::JoinHandle;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -22,6 +23,13 @@ struct Served {
 
 impl Served {
     fn new(rights: Rights) -> Self {
+        Self::with(Arguments {
+            rights,
+            ..Arguments::default()
+        })
+    }
+
+    fn with(arguments: Arguments) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (socket, theirs) = socketpair(
             AddressFamily::Unix,
@@ -30,10 +38,6 @@ impl Served {
             SockFlag::SOCK_CLOEXEC,
         )
         .unwrap();
-        let arguments = Arguments {
-            rights,
-            ..Arguments::default()
-        };
         let server = FolderServer::new(folder.path().to_str().unwrap(), &arguments).unwrap();
         let server = std::thread::spawn(move || server.run(&theirs));
         Self {
@@ -243,4 +247,52 @@ fn folder_that_vanishes_gives_errors() {
     assert_eq!(guest.lookup(ROOT, b"file"), Err(libc::ENOENT));
     assert_eq!(guest.create(b"new", 0o600), Err(libc::ENOENT));
     fs::create_dir(guest.folder.path()).unwrap();
+}
+
+#[test]
+fn file_that_is_read_is_passed_once_with_a_lease_unless_it_is_small_or_open_for_writing() {
+    Lender::ignore_signals().unwrap();
+    let mut guest = Served::with(Arguments {
+        rights: Rights {
+            read_only: true,
+            xattr: false,
+        },
+        lends: true,
+        ..Arguments::default()
+    });
+    let path = |name: &str| guest.folder.path().join(name);
+    for (name, bytes) in [("small", 100), ("whole", 64 << 10), ("written", 64 << 10)] {
+        fs::write(path(name), vec![7; bytes]).unwrap();
+    }
+    let written = fs::OpenOptions::new().write(true).open(path("written")).unwrap();
+    let whole = path("whole");
+    for name in ["small", "whole", "written"] {
+        let node = guest.lookup(ROOT, name.as_bytes()).unwrap();
+        let handle = guest.open(node, libc::O_RDONLY).unwrap();
+        for offset in [0, 50] {
+            assert_eq!(guest.read(node, handle, offset, 50).unwrap(), [7; 50]);
+        }
+        let lent = guest.lent();
+        let expected = if name == "whole" { vec![node] } else { Vec::new() };
+        assert_eq!(
+            lent.iter().map(|(node, _)| *node).collect::<Vec<_>>(),
+            expected,
+            "{name}"
+        );
+        for (_, file) in lent {
+            // SAFETY: the call takes no pointers.
+            let lease = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) };
+            assert_eq!(lease, libc::F_RDLCK as libc::c_int);
+            let open = || {
+                fs::OpenOptions::new()
+                    .write(true)
+                    .custom_flags(libc::O_NONBLOCK)
+                    .open(&whole)
+            };
+            assert_eq!(open().unwrap_err().raw_os_error(), Some(libc::EWOULDBLOCK));
+            drop(file);
+            assert!(open().is_ok(), "the lease ends with the shard's file");
+        }
+    }
+    drop(written);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use child_process::Seal;
@@ -45,6 +45,7 @@ impl Started {
             seal,
             user,
             rights,
+            lends: true,
             ..Arguments::default()
         };
         let (socket, theirs) = socketpair(
@@ -311,4 +312,43 @@ fn full_folder_gives_enospc() {
 fn words_of_no_monitor_are_refused() {
     let status = run(&mut ["sandbox=on".to_owned()].into_iter());
     assert_eq!(format!("{status:?}"), format!("{:?}", ExitCode::from(USAGE)));
+}
+
+#[test]
+fn sealed_process_passes_files_of_its_user_with_a_lease_and_no_others() {
+    let rights = Rights {
+        read_only: true,
+        xattr: false,
+    };
+    let mut started = Started::new(Seal::Auto, rights);
+    let own = started.path("own");
+    fs::write(&own, [7; 32 << 10]).unwrap();
+    fs::write(started.path("root"), [7; 32 << 10]).unwrap();
+    if geteuid().is_root() {
+        chown(&own, Some(USER.0.into()), Some(USER.1.into())).unwrap();
+    }
+    let mut expected = Vec::new();
+    let guest = started.guest.as_mut().unwrap();
+    for name in ["own", "root"] {
+        let node = guest.lookup(ROOT, name.as_bytes()).unwrap();
+        let handle = guest.open(node, libc::O_RDONLY).unwrap();
+        assert_eq!(guest.read(node, handle, 0, 4096).unwrap(), [7; 4096]);
+        if name == "own" || !geteuid().is_root() {
+            expected.push(node);
+        }
+    }
+    let lent = guest.lent();
+    assert_eq!(lent.iter().map(|(node, _)| *node).collect::<Vec<_>>(), expected);
+    // A writer waits; its signal does not end the process.
+    let open = || {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).custom_flags(libc::O_NONBLOCK).open(&own)
+    };
+    assert_eq!(open().unwrap_err().raw_os_error(), Some(libc::EWOULDBLOCK));
+    drop(lent);
+    assert!(open().is_ok());
+    let guest = started.guest.as_mut().unwrap();
+    assert!(guest.lookup(ROOT, b"own").is_ok());
+    let ended = started.end();
+    assert!(matches!(ended, WaitStatus::Exited(_, 0)), "{ended:?}");
 }

@@ -78,8 +78,9 @@ impl OpenedVm {
         let (mut machine, kind) = Machine::build(&kvm, spec, boot, layout, memory, images, kind)?;
         let bus = PciBus::new(machine.layout.mmio64.clone());
         claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
+        let shares_folders = spec.folders.iter().any(|folder| folder.share);
         let background = match kind.sharing() {
-            Some(Sharing { mapper, pressure }) if !mapper.images().is_empty() => {
+            Some(Sharing { mapper, pressure }) if !mapper.images().is_empty() || shares_folders => {
                 shares.resize(mapper.images().len(), spec.share_boot);
                 Some(Background::open(mapper.clone(), pressure.clone(), shares))
             }

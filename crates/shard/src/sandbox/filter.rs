@@ -93,8 +93,9 @@ const EVERY_FCNTL: &[libc::c_int] = &[libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc
 /// Further command of the first thread, which freezes the VM.
 const FREEZE_FCNTL: &[libc::c_int] = &[libc::F_ADD_SEALS];
 
-/// Further command of a folder's process: a guest's program changes the flags of its open file.
-const FOLDER_FCNTL: &[libc::c_int] = &[libc::F_SETFL];
+/// Further commands of a folder's process: a guest's program changes the flags of its open file, and a file
+/// whose pages are shared is leased.
+const FOLDER_FCNTL: &[libc::c_int] = &[libc::F_SETFL, libc::F_SETLEASE];
 
 /// KVM's `ioctl`s of a running vCPU's thread: to run, and to change interrupt routes, notification addresses
 /// and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
@@ -227,6 +228,7 @@ pub(super) fn commands(kind: ThreadKind) -> Vec<u64> {
     let more = match kind {
         ThreadKind::Control => FREEZE_FCNTL,
         ThreadKind::Folder => FOLDER_FCNTL,
+        ThreadKind::Fs | ThreadKind::Sharing => crate::sharing::LEASE_COMMANDS,
         _ => &[],
     };
     // Commands are small and positive.

@@ -69,6 +69,11 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
     ("FIONBIO", libc::SYS_ioctl, [NO_FILE, 0x5421, 0]),
     ("TIOCSTI", libc::SYS_ioctl, [NO_FILE, 0x5412, 0]),
     ("USERFAULTFD_IOC_NEW", libc::SYS_ioctl, [NO_FILE, 0xaa00, 0]),
+    (
+        "F_SETLEASE",
+        libc::SYS_fcntl,
+        [NO_FILE, libc::F_SETLEASE as u64, 0],
+    ),
     ("F_SETFL", libc::SYS_fcntl, [NO_FILE, libc::F_SETFL as u64, 0]),
     ("F_SETOWN", libc::SYS_fcntl, [NO_FILE, libc::F_SETOWN as u64, 1]),
     ("F_SETSIG", libc::SYS_fcntl, [NO_FILE, 10, 9]),
@@ -139,7 +144,7 @@ const NO_FILE: u64 = u64::MAX;
 fn is_needed(kind: ThreadKind, attack: &str) -> bool {
     match kind {
         ThreadKind::Control => attack == "F_ADD_SEALS",
-        ThreadKind::Folder => ["open", "F_SETFL"].contains(&attack),
+        ThreadKind::Folder => ["open", "F_SETFL", "F_SETLEASE"].contains(&attack),
         ThreadKind::Gateway => ["AF_INET", "connect", "bind"].contains(&attack),
         _ => false,
     }

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 use policy::sharing::trims;
 
 use super::extents::{ImageId, Run};
+use super::lease_watch::LEASE_INTERVAL;
+use super::leases::LEASED_FIRST;
 use super::mapper::{MapTime, Mapped, Mapper};
 use super::metrics::add;
 use super::pagemap;
@@ -27,23 +29,26 @@ use crate::launch::Share;
 use crate::quiescer::Quiescer;
 
 /// Longest pause of the VM by one step.
-const PAUSE_MAX: Duration = Duration::from_millis(2);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// The VM runs at least this many times as long as it was paused.
 const PAUSE_REST_FACTOR: u32 = 20;
 /// The thread rests this many times as long as it worked.
 const WORK_REST_FACTOR: u32 = 2;
 /// The shortest rest.
-const REST_MIN: Duration = Duration::from_millis(5);
+pub(super) const REST_MIN: Duration = Duration::from_millis(5);
 /// Interval of the checks. A copy is left alone for at least this long.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of copies taken at once.
 const STEP_PAGES: u64 = 256;
 /// Number of pages turned back into plain memory between two checks of the time.
-const TRIM_PAGES: u64 = 16;
+pub(super) const TRIM_PAGES: u64 = 16;
+/// The shortest run of pages of a shared folder's file that is mapped while there is plenty of memory: each
+/// run costs the host a mapping.
+const LEASED_RUN_PAGES_MIN: u64 = 4;
 
 /// State of the background thread.
 pub struct Background {
-    mapper: Arc<Mapper>,
+    pub(super) mapper: Arc<Mapper>,
     pressure: Arc<PressureMonitor>,
     /// Sharing mode of each image's disk.
     shares: Vec<Share>,
@@ -85,12 +90,14 @@ impl Background {
                 next_round = start + ROUND_INTERVAL;
                 self.pressure.refresh();
                 self.age();
+                self.return_unused_leases();
                 if trims(self.mapper.mappings(), trimmed, self.mapper.mappings_max()) {
                     // An edge that can't be trimmed now is trimmed later.
                     let _ = self.trim(quiescer);
                     trimmed = self.mapper.mappings();
                 }
             }
+            let leased = self.watch_leases(quiescer);
             let step = self.step(quiescer);
             rest = if step.more {
                 (step.still * PAUSE_REST_FACTOR)
@@ -99,6 +106,9 @@ impl Background {
             } else {
                 next_round.saturating_duration_since(Instant::now()).max(REST_MIN)
             };
+            if leased {
+                rest = rest.min(LEASE_INTERVAL);
+            }
         }
     }
 
@@ -123,10 +133,14 @@ impl Background {
             .filter_map(|image| self.run_pages_min(image))
             .next()
             .is_some()
+            || self.mapper.leases().len() > 0
     }
 
     /// Returns the shortest run of copies of this image that is replaced now; none if no run is.
     fn run_pages_min(&self, image: ImageId) -> Option<u64> {
+        if image >= LEASED_FIRST {
+            return Some(LEASED_RUN_PAGES_MIN);
+        }
         let share = self.shares.get(usize::from(image))?;
         self.pressure.mode(*share, image).run_pages_min_later()
     }
@@ -381,7 +395,7 @@ impl Background {
 }
 
 /// Divides a range into parts of at most [`TRIM_PAGES`].
-fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+pub(super) fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range
         .step_by(TRIM_PAGES as usize)

@@ -9,8 +9,7 @@ use policy::sharing::SharingMode;
 
 use super::extents::ImageId;
 use super::mapper::{MapTime, Mapped, Mapper};
-use super::metrics::add;
-use super::pages::{PAGE_BYTES, Pages};
+use super::pages::PAGE_BYTES;
 use super::pressure_monitor::PressureMonitor;
 use super::read_parts::{ReadPart, Source, cut};
 use crate::launch::Share;
@@ -61,23 +60,7 @@ impl DiskSharing {
             return Ok(());
         }
         let parts = self.cut(store, offset, into);
-        let mut pages = self.mapper.pages();
-        for part in &parts {
-            if let ReadPart::Share { page, run, .. } = *part {
-                self.mapper.make_room(&mut pages, page..page + run.pages)?;
-            }
-        }
-        self.remember(&mut pages, &parts);
-        Ok(())
-    }
-
-    fn remember(&self, pages: &mut Pages, parts: &[ReadPart]) {
-        for part in parts {
-            if let ReadPart::Share { page, run, .. } = *part {
-                pages.remember(page, run);
-                add(&self.mapper.metrics.remembered, run.pages);
-            }
-        }
+        self.mapper.before_copy(&parts)
     }
 
     fn mode(&self) -> SharingMode {
@@ -123,7 +106,8 @@ impl DiskSharing {
             ReadPart::Share { start, run, .. } => (start, run.pages * PAGE_BYTES),
         };
         store.read(&into.part(start, bytes), offset + start)?;
-        self.remember(&mut self.mapper.pages(), std::slice::from_ref(part));
+        let mapper = &self.mapper;
+        mapper.remember(&mut mapper.pages(), std::slice::from_ref(part));
         Ok(())
     }
 }

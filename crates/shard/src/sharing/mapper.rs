@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::AtomicU64;
@@ -12,9 +13,11 @@ use nix::sys::stat::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::extents::{ImageId, NOTHING, Run};
+use super::leases::{self, LEASED_FIRST, Leases};
 use super::mapping;
 use super::metrics::{Metrics, add};
 use super::pages::{PAGE_BYTES, Pages, RamRegion};
+use super::read_parts::ReadPart;
 use crate::memory::GuestRam;
 
 /// Size of the host's huge pages, bytes, and their number of pages.
@@ -36,6 +39,10 @@ pub struct Mapper {
     /// Guest pages in huge pages of the host.
     huge_pages: Mutex<Vec<Range<u64>>>,
     pages: Mutex<Pages>,
+    /// Whether the host's leases last long enough.
+    leases_usable: bool,
+    /// Files of shared folders. Locked after `pages`.
+    leases: Mutex<Leases>,
     /// Counters of sharing.
     pub metrics: Metrics,
 }
@@ -58,6 +65,25 @@ pub enum Mapped {
     Yes,
     /// The limit of mappings is reached: the pages are unchanged.
     AtLimit,
+}
+
+/// An open file whose pages may be mapped.
+pub(super) enum ImageFile<'a> {
+    /// A file of a disk, of the kernel or of the initramfs.
+    OfDisk(&'a File),
+    /// A leased file of a shared folder.
+    Leased(Arc<File>),
+}
+
+impl Deref for ImageFile<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::OfDisk(file) => file,
+            Self::Leased(file) => file,
+        }
+    }
 }
 
 impl Mapper {
@@ -91,13 +117,54 @@ impl Mapper {
             runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
             huge_pages: Mutex::default(),
             pages: Mutex::default(),
+            leases_usable: leases::are_usable(),
+            leases: Mutex::default(),
             metrics: Metrics::default(),
         }))
     }
 
-    /// Returns the image's file.
-    pub(super) fn image(&self, image: ImageId) -> Option<&File> {
-        self.images.get(usize::from(image))
+    /// Returns the file of an image, or of a shared folder.
+    pub(super) fn image(&self, image: ImageId) -> Option<ImageFile<'_>> {
+        if image >= LEASED_FIRST {
+            return self.leases().file(image).map(ImageFile::Leased);
+        }
+        self.images.get(usize::from(image)).map(ImageFile::OfDisk)
+    }
+
+    /// Takes a leased file of a shared folder, whose sender is not trusted. Returns its number if its pages
+    /// will be shared.
+    pub(super) fn lend(&self, file: File) -> Option<ImageId> {
+        let may_map = self.leases_usable && !self.pages().frozen;
+        may_map.then(|| self.leases().add(file)).flatten()
+    }
+
+    pub(super) fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.leases.lock().ignore_poison()
+    }
+
+    /// Prepares for a read that is about to be copied to these parts, and records the origin of its bytes.
+    ///
+    /// # Errors
+    /// Fails if the host has no memory for it.
+    pub(super) fn before_copy(&self, parts: &[ReadPart]) -> io::Result<()> {
+        let mut pages = self.pages();
+        for part in parts {
+            if let ReadPart::Share { page, run, .. } = *part {
+                self.make_room(&mut pages, page..page + run.pages)?;
+            }
+        }
+        self.remember(&mut pages, parts);
+        Ok(())
+    }
+
+    /// Records the origin of the bytes of these parts.
+    pub(super) fn remember(&self, pages: &mut Pages, parts: &[ReadPart]) {
+        for part in parts {
+            if let ReadPart::Share { page, run, .. } = *part {
+                pages.remember(page, run);
+                add(&self.metrics.remembered, run.pages);
+            }
+        }
     }
 
     pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
@@ -284,7 +351,7 @@ impl Mapper {
 
     /// Makes mapped pages plain memory, all at once, before a read overwrites them. Otherwise the kernel
     /// would copy their lost content, at a fault for each page, and the mapping would be trimmed later.
-    pub(super) fn make_room(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
+    fn make_room(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
         if pages.frozen {
             return Ok(());
         }
@@ -309,6 +376,14 @@ impl Mapper {
         self.plain(part, range.clone())?;
         pages.mapped.remove(range);
         add(&self.metrics.restored, count);
+        Ok(())
+    }
+
+    /// Makes mapped pages, whose content the file no longer has, plain memory. The VM is paused.
+    pub(super) fn give_up(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
+        let (_, part) = self.host_of(range.start).ok_or(io::ErrorKind::InvalidInput)?;
+        self.plain(part, range.clone())?;
+        pages.mapped.remove(range);
         Ok(())
     }
 
@@ -349,8 +424,10 @@ impl Mapper {
         let pages = self.pages();
         let range = bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES);
         let runs = pages.mapped.inside(range);
-        // Numbers above the images' are those of frozen memory, and one number is unused.
-        runs.filter(|(_, run)| usize::from(run.image) < self.images.len())
+        // The other numbers are those of frozen memory, and one number is unused.
+        let is_file =
+            |image| usize::from(image) < self.images.len() || (LEASED_FIRST..NOTHING).contains(&image);
+        runs.filter(|(_, run)| is_file(run.image))
             .map(|(at, run)| at * PAGE_BYTES..(at + run.pages) * PAGE_BYTES)
             .collect()
     }
@@ -372,6 +449,7 @@ impl Mapper {
         status["mapped_pages"] = pages.mapped.pages().into();
         status["mappings"] = pages.mapped.len().into();
         status["mappings_max"] = self.runs_max.into();
+        status["leased_files"] = self.leases().len().into();
         status["candidates"] = pages.candidates().into();
         status
     }

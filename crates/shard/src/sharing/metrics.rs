@@ -23,6 +23,8 @@ pub struct Metrics {
     pub released: AtomicU64,
     /// Pages copied because the limit of mappings was reached.
     pub at_limit: AtomicU64,
+    /// Files of shared folders that were given back to a waiting writer.
+    pub leases_broken: AtomicU64,
     /// Number of pauses of the VM.
     pub pauses: AtomicU64,
     /// Length of all pauses, microseconds.
@@ -60,6 +62,7 @@ impl Metrics {
             "restored": get(&self.restored),
             "released": get(&self.released),
             "at_limit": get(&self.at_limit),
+            "leases_broken": get(&self.leases_broken),
             "pauses": get(&self.pauses),
             "pause_us": get(&self.pause_us),
             "pause_us_max": get(&self.pause_us_max),

@@ -12,13 +12,18 @@
 //! * A guest page is either plain (page g of the VM's memory file at offset g) or maps an image's page.
 //!   [`Extents`] records the mapped pages, and matches the process's mappings whenever its lock is free.
 //! * A page of the memory file under a mapping is a hole: no content is stored twice.
-//! * Only files without a writer are images, as [`diskstore::disk::Store::origin`] reports.
+//! * Only files without a writer are images, as [`diskstore::disk::Store::origin`] reports. Files of shared
+//!   folders have none while they are leased (`leases`), and their pages become plain memory again before a
+//!   lease ends.
 //! * At the limit of mappings, pages are copied and counted, and the VM continues.
 
 mod background;
 mod disk;
 mod extents;
+mod folder;
 mod frozen;
+mod lease_watch;
+mod leases;
 mod mapper;
 mod mapping;
 mod metrics;
@@ -28,13 +33,14 @@ mod pressure_monitor;
 mod read_parts;
 mod syscalls;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::Arc;
 
 pub use background::Background;
 pub use disk::DiskSharing;
 pub use extents::{Extents, ImageId, NOTHING, Run};
+pub use folder::FolderSharing;
 pub use frozen::{Frozen, seal, sealable_file};
 pub use mapper::Mapper;
 pub use metrics::Metrics;
@@ -42,7 +48,7 @@ pub use pages::PAGE_BYTES;
 pub use pressure_monitor::PressureMonitor;
 pub(crate) use read_parts::{ReadPart, Source, cut};
 pub use shard_api::saved::{FrozenMap, ImageName};
-pub use syscalls::SYSCALLS;
+pub use syscalls::{LEASE_COMMANDS, SYSCALLS};
 
 /// Page sharing of a VM.
 #[derive(Clone)]

@@ -2,6 +2,9 @@
 
 use crate::sandbox::Syscall;
 
+/// Command of `fcntl` of the threads that take leased files and watch them.
+pub const LEASE_COMMANDS: &[libc::c_int] = &[libc::F_GETLEASE];
+
 /// The allow-list.
 pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_fallocate,

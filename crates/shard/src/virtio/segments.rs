@@ -156,6 +156,15 @@ impl Segments {
         Ok(())
     }
 
+    /// Returns the addresses in this process and lengths of `length` bytes from byte `offset` on.
+    pub fn ranges(&self, offset: usize, length: usize) -> Vec<(u64, u64)> {
+        let mut ranges = Vec::new();
+        self.walk(offset, length, |guest, _, count| {
+            ranges.push((guest as u64, count as u64))
+        });
+        ranges
+    }
+
     /// Copies `data` to the pieces from byte `offset` on; returns the number of copied bytes.
     pub fn write_at(&self, offset: usize, data: &[u8]) -> usize {
         self.walk(offset, data.len(), |guest, done, count| {

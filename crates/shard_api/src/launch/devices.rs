@@ -128,6 +128,9 @@ pub struct FolderLaunch {
     pub tag: String,
     /// Socket of packets to the folder's process.
     pub socket: Fd,
+    /// Whether pages of the folder's files are shared with other VMs.
+    #[serde(default)]
+    pub share: bool,
 }
 
 /// The socket device.

@@ -3,6 +3,7 @@
 
 mod background;
 mod frozen;
+mod leased;
 mod model;
 mod read;
 
@@ -29,7 +30,7 @@ const FIRST: u64 = 1024;
 const IMAGE_PAGES: u64 = 64;
 
 /// Returns guest memory in a new file, or in an existing one.
-fn ram_of(file: Option<File>) -> GuestRam {
+pub(crate) fn ram_of(file: Option<File>) -> GuestRam {
     let layout = Layout::new(RAM_BYTES, &[]).unwrap();
     let launch = MemoryLaunch {
         bytes: RAM_BYTES,

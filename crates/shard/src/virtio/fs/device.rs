@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::handler::FsHandler;
 use super::metrics::FsMetrics;
 use crate::sandbox::{ThreadKind, Threads};
+use crate::sharing::FolderSharing;
 use crate::virtio::VirtioId;
 use crate::virtio::device::read_space;
 use crate::virtio::transport::Log;
@@ -29,8 +30,15 @@ pub struct Fs {
 }
 
 impl Fs {
-    /// Starts the device's thread. `socket` leads to the folder's process.
-    pub fn new(threads: &Threads, tag: &str, socket: OwnedFd, log: Log) -> io::Result<Self> {
+    /// Starts the device's thread. `socket` leads to the folder's process. With `sharing`, pages that the
+    /// guest reads become mappings of the folder's files.
+    pub fn new(
+        threads: &Threads,
+        tag: &str,
+        socket: OwnedFd,
+        sharing: Option<FolderSharing>,
+        log: Log,
+    ) -> io::Result<Self> {
         let mut config = [0; TAG_BYTES + 4];
         let field = config
             .get_mut(..tag.len())
@@ -39,7 +47,7 @@ impl Fs {
         field.copy_from_slice(tag.as_bytes());
         config[TAG_BYTES..].copy_from_slice(&REQUEST_QUEUES.to_le_bytes());
         let metrics = Arc::new(FsMetrics::default());
-        let handler = FsHandler::new(tag, socket, metrics.clone(), log);
+        let handler = FsHandler::new(tag, socket, sharing, metrics.clone(), log);
         let worker = Worker::spawn(threads, ThreadKind::Fs, "folder", handler)?;
         Ok(Self {
             worker,
@@ -52,7 +60,7 @@ impl Fs {
 /// Returns the handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(socket: OwnedFd) -> impl crate::virtio::worker::Handler {
-    FsHandler::new("fuzz", socket, Arc::default(), Arc::new(|_| ()))
+    FsHandler::new("fuzz", socket, None, Arc::default(), Arc::new(|_| ()))
 }
 
 impl WorkerDevice for Fs {

@@ -1,21 +1,24 @@
 //! Moves requests from the guest's queues to the folder's process, and replies back.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use folders::packet::{
-    PACKET_BYTES_MAX, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, RequestHeader, opcode,
-    set_unique,
+    PACKET_BYTES_MAX, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, RequestHeader, lent_node,
+    node_of, opcode, read_offset, set_unique,
 };
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{MsgFlags, send};
 use virtio_queue::QueueT;
 
-use super::in_flight::{InFlight, Waiting};
+use super::in_flight::{InFlight, ReadOf, Waiting};
 use super::metrics::{FsMetrics, add};
+use super::receiver::Receiver;
+use crate::sharing::FolderSharing;
 use crate::virtio::segments::Segments;
 use crate::virtio::serve::{broken, listen, requeue, signal, take};
 use crate::virtio::transport::Log;
@@ -40,7 +43,9 @@ pub struct FsHandler {
     held: Option<Vec<u8>>,
     /// Whether queues were left with requests, until there is room for more.
     is_stalled: bool,
-    packet: Box<[u8]>,
+    receiver: Receiver,
+    /// Sharing of the pages that the guest reads.
+    sharing: Option<FolderSharing>,
     metrics: Arc<FsMetrics>,
     log: Log,
 }
@@ -59,7 +64,13 @@ enum Sent {
 
 impl FsHandler {
     /// Creates a handler that waits for its first activation.
-    pub fn new(tag: &str, socket: OwnedFd, metrics: Arc<FsMetrics>, log: Log) -> Self {
+    pub fn new(
+        tag: &str,
+        socket: OwnedFd,
+        sharing: Option<FolderSharing>,
+        metrics: Arc<FsMetrics>,
+        log: Log,
+    ) -> Self {
         Self {
             tag: tag.to_owned(),
             socket: Some(socket),
@@ -67,7 +78,8 @@ impl FsHandler {
             in_flight: InFlight::default(),
             held: None,
             is_stalled: false,
-            packet: vec![0; PACKET_BYTES_MAX].into(),
+            receiver: Receiver::default(),
+            sharing,
             metrics,
             log,
         }
@@ -161,17 +173,33 @@ impl FsHandler {
             unique: header.unique,
             ..header
         };
+        let read = self.read_of(header, &bytes);
         let id = header.has_reply().then(|| {
             self.in_flight.add(Waiting {
                 queue,
                 head,
                 unique: header.unique,
                 room,
+                read,
             })
         });
         write_header(&mut bytes, header, id.unwrap_or(0));
         self.send(bytes, sources)?;
         Ok(id.is_none().then_some(0))
+    }
+
+    /// Returns what a request reads, if pages of this folder are shared.
+    fn read_of(&mut self, header: RequestHeader, request: &[u8]) -> Option<ReadOf> {
+        let sharing = self.sharing.as_mut()?;
+        match header.opcode {
+            opcode::INIT => sharing.forget(),
+            opcode::READ => {
+                let (node, offset) = (node_of(request)?, read_offset(request)?);
+                return Some(ReadOf { node, offset });
+            }
+            _ => {}
+        }
+        None
     }
 
     /// Sends a request, or holds it until the socket has room.
@@ -227,12 +255,13 @@ impl FsHandler {
         let mut used = BTreeSet::new();
         for _ in 0..REPLIES_PER_EVENT {
             let Some(socket) = &self.socket else { break };
-            match recv(socket.as_raw_fd(), &mut self.packet, NOW | MsgFlags::MSG_TRUNC) {
-                Ok(0) => self.end(sources, "has ended"),
-                Ok(length) => match self.reply(active, length)? {
+            match self.receiver.receive(socket, self.sharing.is_some()) {
+                Ok((0, _)) => self.end(sources, "has ended"),
+                Ok((length, file)) => match self.reply(active, length, file)? {
                     Reply::To(queue) => {
                         used.insert(queue);
                     }
+                    Reply::WithFile => {}
                     Reply::ToNothing => add(&self.metrics.strays, 1),
                     Reply::Malformed => self.end(sources, "sent a malformed reply"),
                 },
@@ -259,14 +288,24 @@ impl FsHandler {
     }
 
     /// Writes a reply to the guest.
-    fn reply(&mut self, active: &mut Activation, length: usize) -> Result<Reply, DeviceError> {
-        let packet = self.packet.get_mut(..length);
+    fn reply(
+        &mut self,
+        active: &mut Activation,
+        length: usize,
+        file: Option<File>,
+    ) -> Result<Reply, DeviceError> {
+        let packet = self.receiver.packet.get_mut(..length);
         let Some(packet) = packet else {
             return Ok(Reply::Malformed);
         };
         let Some(mut header) = ReplyHeader::of_packet(packet) else {
             return Ok(Reply::Malformed);
         };
+        if let (Some(sharing), Some(node), Some(file)) = (&mut self.sharing, lent_node(packet), file) {
+            let taken = sharing.receive(node, file);
+            add(&self.metrics.lent_files, usize::from(taken));
+            return Ok(Reply::WithFile);
+        }
         let Some(request) = self.in_flight.take(header.unique) else {
             return Ok(Reply::ToNothing);
         };
@@ -279,6 +318,13 @@ impl FsHandler {
             packet[..REPLY_HEADER_BYTES].copy_from_slice(&header.bytes());
             add(&self.metrics.replies, 1);
             add(&self.metrics.reply_bytes, length);
+            if let (Some(sharing), Some(read)) = (&self.sharing, request.read) {
+                let data = request
+                    .room
+                    .ranges(REPLY_HEADER_BYTES, length - REPLY_HEADER_BYTES);
+                let recorded = sharing.before_copy(read.node, read.offset, data.into_iter());
+                recorded.map_err(DeviceError::host("cannot release mapped pages"))?;
+            }
             // At most PACKET_BYTES_MAX.
             request.room.write_at(0, packet) as u32
         };
@@ -336,6 +382,8 @@ impl FsHandler {
 enum Reply {
     /// A reply to a request of this queue.
     To(u16),
+    /// A file whose pages may be shared.
+    WithFile,
     /// A reply to no request.
     ToNothing,
     /// No reply.

@@ -19,6 +19,17 @@ pub struct Waiting {
     pub unique: u64,
     /// Buffers for the reply.
     pub room: Segments,
+    /// Place in a file that the guest reads, if its pages may be shared.
+    pub read: Option<ReadOf>,
+}
+
+/// The file that a request reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOf {
+    /// Node of the file.
+    pub node: u64,
+    /// Offset in the file, bytes.
+    pub offset: u64,
 }
 
 /// The requests of one activation.
@@ -63,6 +74,7 @@ mod tests {
             head,
             unique: 5,
             room: Segments::default(),
+            read: None,
         }
     }
 

@@ -17,6 +17,8 @@ pub struct FsMetrics {
     pub refused: AtomicU64,
     /// Packets of the folder's process that were no reply to a request.
     pub strays: AtomicU64,
+    /// Files of which pages may be shared.
+    pub lent_files: AtomicU64,
     /// Whether the folder's process has ended.
     pub has_ended: AtomicBool,
 }
@@ -31,6 +33,7 @@ impl FsMetrics {
             "reply_bytes": get(&self.reply_bytes),
             "refused": get(&self.refused),
             "strays": get(&self.strays),
+            "lent_files": get(&self.lent_files),
             "server": if self.has_ended.load(Ordering::Relaxed) { "ended" } else { "running" },
         })
     }

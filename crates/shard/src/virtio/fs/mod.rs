@@ -9,6 +9,7 @@ mod device;
 mod handler;
 mod in_flight;
 mod metrics;
+mod receiver;
 mod syscalls;
 #[cfg(test)]
 mod tests;

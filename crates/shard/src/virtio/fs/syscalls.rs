@@ -2,5 +2,12 @@
 
 use crate::sandbox::Syscall;
 
-/// The allow-list: packets to and from the folder's process.
-pub const SYSCALLS: &[Syscall] = &[libc::SYS_recvfrom, libc::SYS_sendto];
+/// The allow-list: packets to and from the folder's process, and checks of the files that it passes.
+pub const SYSCALLS: &[Syscall] = &[
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+];

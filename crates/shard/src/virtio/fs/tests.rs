@@ -1,13 +1,15 @@
+use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use folders::packet::{
     DATA_BYTES_MAX, PACKET_BYTES_MAX, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, RequestHeader,
-    opcode, set_u32_at, set_unique,
+    lent_file, opcode, set_u32_at, set_unique,
 };
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socketpair, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, send, sendmsg, setsockopt, socketpair,
+    sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use vm_memory::{Bytes, GuestAddress};
@@ -15,6 +17,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::Fs;
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
+use crate::sharing::{FolderSharing, Mapper};
 use crate::virtio::device::RING_FEATURES;
 use crate::virtio::test_driver::{DriverQueue, RecordedSignals, memory, wait};
 use crate::virtio::{Activation, VirtioDevice, VirtioId};
@@ -39,7 +42,10 @@ struct Started {
 
 impl Started {
     fn new() -> Self {
-        let memory = memory();
+        Self::with(memory(), None)
+    }
+
+    fn with(memory: GuestRam, sharing: Option<FolderSharing>) -> Self {
         let (urgent, queue) = (DriverQueue::new(&memory, 0), DriverQueue::new(&memory, 1));
         let (socket, server) = socketpair(
             AddressFamily::Unix,
@@ -52,7 +58,7 @@ impl Started {
         let log = Arc::<Mutex<Vec<String>>>::default();
         let lines = log.clone();
         let log_line = Arc::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()));
-        let device = Fs::new(&Threads::sealed(), "data", socket, log_line).unwrap();
+        let device = Fs::new(&Threads::sealed(), "data", socket, sharing, log_line).unwrap();
         let mut started = Self {
             device,
             urgent,
@@ -80,12 +86,18 @@ impl Started {
 
     /// Offers a request of `length` bytes with room for a reply.
     fn offer(&mut self, operation: u32, unique: u64, length: usize, room: u32) {
+        let reply = REPLY + u64::from(self.descriptor / 2 % 4) * 0x4_0000;
+        self.offer_at(operation, unique, length, reply, room);
+    }
+
+    /// The same, with the room at an address.
+    fn offer_at(&mut self, operation: u32, unique: u64, length: usize, reply: u64, room: u32) {
         let mut header = vec![0; REQUEST_HEADER_BYTES];
         set_u32_at(&mut header, 0, length as u32);
         set_u32_at(&mut header, 4, operation);
         set_unique(&mut header, unique);
         let slot = u64::from(self.descriptor / 2 % 4);
-        let (request, reply) = (REQUEST + slot * 0x4_0000, REPLY + slot * 0x4_0000);
+        let request = REQUEST + slot * 0x4_0000;
         self.memory
             .write_slice(&header[..length.min(header.len())], GuestAddress(request))
             .unwrap();
@@ -383,5 +395,51 @@ fn tag_that_does_not_fit_its_field_is_refused() {
     )
     .unwrap();
     let tag = "x".repeat(37);
-    assert!(Fs::new(&Threads::open(), &tag, socket, Arc::new(|_| ())).is_err());
+    assert!(Fs::new(&Threads::open(), &tag, socket, None, Arc::new(|_| ())).is_err());
+}
+
+#[test]
+fn pages_of_a_file_that_the_process_passes_are_recorded_and_a_file_without_a_lease_is_not_taken() {
+    let memory = crate::sharing::tests::ram_of(None);
+    let mapper = Mapper::new(&memory, Vec::new(), false).unwrap();
+    let sharing = FolderSharing::new(mapper.clone());
+    let mut started = Started::with(memory, Some(sharing));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, vec![7; 64 << 10]).unwrap();
+    let open = || std::fs::File::open(&path).unwrap();
+    let (plain, leased) = (open(), open());
+    // SAFETY: the call takes no pointers.
+    let taken = unsafe { libc::fcntl(leased.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK as libc::c_int) };
+    assert_eq!(taken, 0);
+    let pass = |started: &Started, file: &std::fs::File| {
+        let (packet, files) = (lent_file(0), [file.as_raw_fd()]);
+        let socket = started.server.as_ref().unwrap().as_raw_fd();
+        let (parts, rights) = ([IoSlice::new(&packet)], [ControlMessage::ScmRights(&files)]);
+        sendmsg::<()>(socket, &parts, &rights, MsgFlags::MSG_NOSIGNAL, None).unwrap();
+    };
+    let read = |started: &mut Started| {
+        // The request of this test has zeroes for its node and its offset; the data begin 16 bytes into a
+        // page, so that they fit no page of the file.
+        started.offer(opcode::READ, 3, 80, 0x1_0000 + 16);
+        let request = started.receive();
+        started.answer_with(unique_of(&request), &vec![7; 64 << 10]);
+        assert_eq!(started.used().0, 16 + (64 << 10));
+    };
+    pass(&started, &plain);
+    read(&mut started);
+    assert_eq!(
+        (started.status("lent_files"), started.status("strays")),
+        (0.into(), 0.into())
+    );
+    pass(&started, &leased);
+    read(&mut started);
+    assert_eq!(started.status("lent_files"), 1);
+    assert_eq!(mapper.status()["remembered"], 0, "data across pages");
+    started.offer_at(opcode::READ, 4, 80, REPLY + 0x10_0000 - 16, 0x1_0000 + 16);
+    let request = started.receive();
+    started.answer_with(unique_of(&request), &vec![7; 64 << 10]);
+    started.used();
+    assert_eq!(mapper.status()["remembered"], 16);
+    assert_eq!(started.status("strays"), 0);
 }
