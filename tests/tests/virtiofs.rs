@@ -309,3 +309,19 @@ fn file_that_two_vms_read_is_in_memory_once_until_the_host_changes_it() {
         });
     }
 }
+
+/// Promise FS-08.
+#[test]
+fn operations_have_the_outcomes_that_they_have_in_a_file_system_of_the_guest() {
+    let scratch = Scratch::new("posix");
+    let shared = folder(&scratch, "shared");
+    let vm = file("posix", &shared, "").start(&scratch);
+    mount(&vm);
+    vm.add_tool();
+    let [shared, own] = ["/mnt", "/tmp"].map(|place| vm.tool(&["posix", place]).ok().text());
+    assert!(own.lines().count() > 100, "{own}");
+    let lines = shared.lines().zip(own.lines());
+    let unlike: Vec<_> = lines.filter(|(shared, own)| shared != own).collect();
+    assert_eq!(unlike, [], "of the folder, and of the guest's own");
+    assert_eq!(shared.lines().count(), own.lines().count());
+}

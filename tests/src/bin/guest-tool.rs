@@ -29,6 +29,8 @@ mod order;
 mod peer;
 #[path = "guest-tool/pinned.rs"]
 mod pinned;
+#[path = "guest-tool/posix.rs"]
+mod posix;
 #[path = "guest-tool/reclaim.rs"]
 mod reclaim;
 #[path = "guest-tool/shard.rs"]
@@ -40,7 +42,7 @@ const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CP
      | clock CPUS COUNT | ipi CPUS SECONDS | churn CPUS SECONDS | reclaim PAGES ROUNDS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | disk-load DEVICE SEED SECONDS \
-     | fill FILE SEED BYTES | digest FILE | mount DEVICE PLACE | umount PLACE | works CPU:WORK... | litmus NODES CPUS MILLISECONDS \
+     | posix FOLDER | fill FILE SEED BYTES | digest FILE | mount DEVICE PLACE | umount PLACE | works CPU:WORK... | litmus NODES CPUS MILLISECONDS \
      | dax-dma FILE DEVICE MIB \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES | reflect PORT COUNT";
 
@@ -84,6 +86,7 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["disk-mark", device, count] => disk::mark(device, count.parse()?),
         ["disk-marks", device] => disk::marks(device),
         ["disk-load", device, seed, seconds] => load::load(device, seed.parse()?, seconds.parse()?),
+        ["posix", folder] => posix::compare(folder),
         ["fill", file, seed, bytes] => files::fill(file, seed.parse()?, bytes.parse()?),
         ["digest", file] => files::read_digest(file),
         ["mount", device, place] => files::attach(device, place),
