@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-net bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-net bench-folders bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-borrowing  random reads and updates in a VM with three quarters of its memory borrowed (10 min without usable KVM)"
 	@echo "make bench-gangs      two VMs on two CPUs whose threads wait for one another, by Linux and with gangs (15 min a run on busy CPUs without usable KVM)"
 	@echo "make bench-moves      moves of a vCPU between CPUs of a cell, and of two (a minute)"
+	@echo "make bench-folders    a guest's accesses to a shared folder, beside QEMU with virtiofsd (3 min without usable KVM)"
 	@echo "make bench-gates      ways to choose which vCPU of a CPU runs (a minute)"
 	@echo "make bench-firecracker FIRECRACKER=PATH JAILER=PATH   start and memory of a VM beside Firecracker's, bare and jailed (2 min)"
 	@echo "make bench-before     start and memory of a VM, beside those of commit 88dc2d3 (5 min the first time)"
@@ -171,6 +172,10 @@ bench-gangs: build
 
 bench-moves: build
 	scripts/bench-moves.sh $(MIRRORBALL)
+
+bench-folders: build
+	@scripts/setup.sh run bench
+	scripts/bench.sh $(MIRRORBALL) 5 folders folders.json
 
 bench-gates: build
 	scripts/bench-gates.sh $(OUT)

@@ -2,8 +2,9 @@
 //! of JSON behind `BENCH`, powers off.
 //!
 //! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=pair` (with
-//! `bench.address=ADDRESS/BITS`, `bench.mtu=BYTES`, and `bench.peer=ADDRESS` for the caller), `bench=idle`,
-//! `bench=paging` (with `bench.mib=N`, `bench.loops=N`, and `bench.swap` for a guest that swaps to its disk).
+//! `bench.address=ADDRESS/BITS`, `bench.mtu=BYTES`, and `bench.peer=ADDRESS` for the caller), `bench=folders`
+//! (with the tag `data`), `bench=idle`, `bench=paging` (with `bench.mib=N`, `bench.loops=N`, and `bench.swap`
+//! for a guest that swaps to its disk).
 
 use std::alloc::{Layout, alloc};
 use std::fs::{self, File, OpenOptions};
@@ -16,6 +17,7 @@ use bench::exchange;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
+mod folder;
 mod stress;
 mod work;
 
@@ -46,6 +48,7 @@ fn main() {
         "disk" => modules().and_then(|()| disk()),
         "net" => modules().and_then(|()| net()),
         "pair" => modules().and_then(|()| pair(&cmdline)),
+        "folders" => modules().and_then(|()| folder::run()),
         "paging" => modules().and_then(|()| stress::run(&cmdline)),
         "idle" => {
             let clock_s = clock.map_or(0.0, |time| Duration::from(time).as_secs_f64());

@@ -26,9 +26,13 @@ pub struct GuestFiles {
     pub initrd: PathBuf,
     /// A raw disk.
     pub disk: PathBuf,
+    /// A folder to share, empty until [`GuestFiles::fill_folder`].
+    pub shared: PathBuf,
 }
 
 const DISK_BYTES: u64 = 64 << 20;
+/// Length of the file in the folder to share.
+const FOLDER_FILE_BYTES: usize = 48 << 20;
 /// Where Debian keeps QEMU's firmware.
 const FIRMWARE: [&str; 2] = ["/usr/share/qemu", "/usr/share/seabios"];
 
@@ -49,6 +53,7 @@ impl GuestFiles {
             kernel: folder.join("vmlinux"),
             initrd: folder.join("initrd"),
             disk: folder.join("disk.raw"),
+            shared: folder.join("shared"),
             folder,
         };
         crate::programs::copy(mirrorball, &files.mirrorball)?;
@@ -59,11 +64,28 @@ impl GuestFiles {
         initrd.extend(archive(&files.folder, &guest)?);
         fs::write(&files.initrd, initrd)?;
         fs::File::create(&files.disk)?.set_len(DISK_BYTES)?;
+        fs::create_dir(&files.shared)?;
         let qemu = which("qemu-system-x86_64")?;
         fs::copy(&qemu, &files.qemu)?;
         files.copy_libraries(&qemu)?;
         files.copy_firmware()?;
         Ok(files)
+    }
+
+    /// Writes the file that guests read into the folder to share.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn fill_folder(&self) -> Outcome<()> {
+        let bytes: Vec<u8> = (0..FOLDER_FILE_BYTES)
+            .map(|at| (at / 4096 + at % 251) as u8)
+            .collect();
+        Ok(fs::write(self.shared.join("file"), bytes)?)
+    }
+
+    /// The socket of the server of the folder beside QEMU.
+    pub fn virtiofsd_socket(&self) -> PathBuf {
+        self.folder.join("virtiofsd.socket")
     }
 
     /// Starts QEMU from the copies.

@@ -10,6 +10,7 @@ mod memory;
 mod pair;
 mod report;
 mod trace;
+mod virtiofsd;
 mod vmm;
 mod work;
 
@@ -25,16 +26,18 @@ use vmm::Vmm;
 type Part = fn(&Options, &GuestFiles, &mut Table) -> Outcome<()>;
 
 /// The parts of the bench, in the order of the table.
-const PARTS: [(&str, Part); 6] = [
+const PARTS: [(&str, Part); 7] = [
     ("boot", boot),
     ("idle", idle),
     ("disk", disk),
     ("net", net),
     ("compute", compute),
-    ("subnet", subnet),
+    (SUBNET, subnet),
+    (FOLDERS, folders),
 ];
-/// The part that runs only if it is named: its table has a file of its own.
-const NAMED_ONLY: &str = "subnet";
+/// The parts that run only when they are named: each has a result of its own.
+const SUBNET: &str = "subnet";
+const FOLDERS: &str = "folders";
 /// The largest MTU of a card of the subnet.
 const MTU_LARGE: u16 = 65_520;
 const ALL: [Vmm; 3] = [Vmm::Mirrorball, Vmm::QemuMicrovm, Vmm::QemuPc];
@@ -47,13 +50,14 @@ pub struct Options {
     out: PathBuf,
     machine: String,
     runs: usize,
-    /// The parts to run; when empty, all but that of the subnet.
+    /// The parts to run; when empty, all of them but [`SUBNET`] and [`FOLDERS`].
     only: Vec<String>,
 }
 
 impl Options {
     fn wants(&self, part: &str) -> bool {
-        (self.only.is_empty() && part != NAMED_ONLY) || self.only.iter().any(|name| name == part)
+        let named = self.only.iter().any(|name| name == part);
+        named || (self.only.is_empty() && ![SUBNET, FOLDERS].contains(&part))
     }
 
     /// Number of runs of tasks that take longer than a start.
@@ -210,6 +214,19 @@ fn subnet(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<(
         }
     }
     Ok(())
+}
+
+fn folders(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    files.fill_folder()?;
+    let rows = [
+        ("read_mb_s", "sequential read", "MB/s"),
+        ("random_read_iops", "random 4 KiB read", "IOPS"),
+        ("creates_s", "new files", "1/s"),
+        ("stats_s", "looks at files", "1/s"),
+        ("unlinks_s", "removals of files", "1/s"),
+    ];
+    let compared = [Vmm::Mirrorball, Vmm::QemuPc];
+    devices(options, files, table, FOLDERS, &compared, &rows)
 }
 
 /// Measures what the guest itself reports of a task, under programs that have virtio over PCI.

@@ -9,6 +9,7 @@ use bench::guest_files::GuestFiles;
 use bench::guest_process::GuestProcess;
 
 use crate::Outcome;
+use crate::virtiofsd::Virtiofsd;
 
 /// The monitors compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,9 @@ impl Vmm {
                 "net" => command.args(["--net", &format!("tap={TAP}")]),
                 _ => command.args(["--net", "none"]),
             };
+            if task == "folders" {
+                command.args(["--folder", &format!("{}:data", files.shared.display())]);
+            }
             if task == "disk" {
                 command.args(["--disk", &format!("{disk}:exclusive:persistent")]);
             }
@@ -107,6 +111,19 @@ impl Vmm {
         } else {
             "pci"
         };
+        if task == "folders" {
+            // The server maps the guest's memory.
+            command.args(["-object", "memory-backend-memfd,id=m0,size=128M,share=on"]);
+            command.args(["-machine", "memory-backend=m0", "-chardev"]);
+            command.arg(format!(
+                "socket,id=c0,path={}",
+                files.virtiofsd_socket().display()
+            ));
+            command.args([
+                "-device",
+                &format!("vhost-user-fs-{transport},chardev=c0,tag=data"),
+            ]);
+        }
         if task == "disk" {
             command.args(["-object", "iothread,id=io0", "-drive"]);
             let aio = if self == Self::QemuPcThreads {
@@ -151,11 +168,15 @@ pub fn first_user_process(vmm: Vmm, files: &GuestFiles) -> Outcome<f64> {
 /// Runs `task` in a fresh guest and returns its answer.
 pub fn task(vmm: Vmm, task: &str, files: &GuestFiles) -> Outcome<serde_json::Value> {
     let peer = if task == "net" { Some(Tap::create()?) } else { None };
+    let server = match (task, vmm) {
+        ("folders", vmm) if vmm != Vmm::Mirrorball => Some(Virtiofsd::start(files)?),
+        _ => None,
+    };
     let mut guest = vmm.start(task, files)?;
     guest.wait_for(FIRST)?;
     let (json, _) = guest.wait_for("BENCH ")?;
     guest.end()?;
-    drop(peer);
+    drop((peer, server));
     eprintln!("bench: {} {task}: {json}", vmm.name());
     Ok(serde_json::from_str(&json)?)
 }
