@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use guest_tests::command::{Call, Output};
-use guest_tests::halting::halting_guest;
+use guest_tests::halting::{end_cells, halting_guest};
 use guest_tests::{Scratch, host, mirrorball, wait};
 use serde_json::Value;
 
@@ -94,6 +94,37 @@ impl Host {
             .join(vm)
             .join("shard.log");
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+}
+
+/// A cluster of two cells, which ends before its host.
+struct TwoCells<'a>(&'a Host);
+
+impl<'a> TwoCells<'a> {
+    /// Starts the cells, with further tables in the cluster's file.
+    #[track_caller]
+    fn up(host: &'a Host, tables: &str) -> Self {
+        let file = Self::file(host, tables);
+        let cells = Self(host);
+        host.call(["cluster", "up", &file]).ok();
+        cells
+    }
+
+    fn file(host: &Host, tables: &str) -> String {
+        // Guests halt at once, so the cells may have the same CPU.
+        let cpu = guest_tests::cluster::allowed_cpus().next().expect("a CPU");
+        let cell = format!("[[cells]]\ncpus = \"{cpu}\"\nmemory = \"256M\"\n");
+        let text = format!("shared_cpus = true\n{cell}{cell}{tables}");
+        let path = host.scratch.write("cluster.toml", text);
+        path.into_os_string().into_string().expect("UTF-8")
+    }
+}
+
+impl Drop for TwoCells<'_> {
+    fn drop(&mut self) {
+        end_cells(&self.0.scratch.join("runtime"), |arguments| {
+            drop(self.0.call(arguments).run());
+        });
     }
 }
 
@@ -289,4 +320,121 @@ fn taken_address_port_and_unknown_name_are_errors_of_one_line() {
         TcpListener::bind(("0.0.0.0", port)).is_err(),
         "the gateway has the port"
     );
+}
+
+#[test]
+fn networks_of_the_clusters_file_join_vms_of_all_cells_by_their_settings() {
+    let host = Host::new("cells");
+    let _cells = TwoCells::up(
+        &host,
+        "[[networks]]\nname = \"back\"\nrange = \"10.20.30.0/24\"\nisolated = true\n[[networks]]\nname = \
+         \"front\"\noutside = [\"web*\"]\npeers = false\n",
+    );
+    let back = "network = \"back\"";
+    host.run(&[
+        &host.file("db", "cell = 0", back),
+        &host.file("store", "cell = 1", back),
+    ]);
+    let front = "network = \"front\"";
+    host.run(&[
+        &host.file("web", "cell = 0", front),
+        &host.file("log", "cell = 1", front),
+    ]);
+    let listed = host.listed();
+    let [of_back, of_front] = &listed["networks"].as_array().expect("an array")[..] else {
+        panic!("{listed}");
+    };
+    let cards = |network: &Value| network["cards"].as_array().expect("an array").clone();
+    let vms = |network: &Value| {
+        cards(network)
+            .iter()
+            .map(|card| card["vm"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (vms(of_back), vms(of_front)),
+        (
+            vec!["db".into(), "store".into()],
+            vec!["log".into(), "web".into()]
+        )
+    );
+    assert_eq!(of_back["gateway"][0], "10.20.30.1");
+    for card in cards(of_back) {
+        let address = card["addresses"][0].as_str().expect("an address");
+        assert!(address.starts_with("10.20.30."), "{card}");
+    }
+    assert_eq!(
+        (&of_back["isolated"], &of_back["peers"]),
+        (&true.into(), &true.into())
+    );
+    assert_eq!(
+        (&of_front["isolated"], &of_front["peers"]),
+        (&false.into(), &false.into())
+    );
+    let outside: Vec<_> = [of_back, of_front]
+        .into_iter()
+        .flat_map(cards)
+        .map(|card| card["outside"] == true)
+        .collect();
+    assert_eq!(outside, [false, false, false, true]);
+    let shown = host.call(["net", "inspect", "back"]).ok().text();
+    assert!(
+        shown.contains(", isolated") && shown.contains("does not reach the outside"),
+        "{shown}"
+    );
+    // A VM without a cell is under the file, too.
+    let refused = host.refused(&host.file("own", "", "network = \"back\"\nhost = true"));
+    let errors = refused.errors();
+    assert!(errors.contains("`host = true`"), "{errors}");
+    assert_eq!(errors.trim().lines().count(), 1, "{errors}");
+    let far = host.refused(&host.file("far", "cell = 1", "network = \"back\"\naddress = \"10.213.7.7\""));
+    assert!(far.errors().contains("10.20.30.0/24"), "{far}");
+    // A gateway that is started again gets the settings from the cards, whatever the file says then.
+    let first = host.gateway();
+    let networks = host.scratch.join("runtime").join("cells").join("networks.json");
+    fs::write(&networks, "[]").expect("the record of the cluster's networks");
+    host::kill9(first);
+    wait::until("all cards on their networks again", SOON, || {
+        let next = listed_now(&host)?;
+        (next["gateway"]["pid"] != first && next["networks"] == without_counters(&listed, &next))
+            .then_some(())
+    });
+}
+
+/// The networks of `listed`, with the counters of `next`.
+fn without_counters(listed: &Value, next: &Value) -> Value {
+    let mut networks = listed["networks"].clone();
+    for (at, network) in networks.as_array_mut().into_iter().flatten().enumerate() {
+        for (number, card) in network["cards"].as_array_mut().into_iter().flatten().enumerate() {
+            for key in ["counters", "dropped"] {
+                card[key] = next["networks"][at]["cards"][number][key].clone();
+            }
+        }
+    }
+    networks
+}
+
+#[test]
+fn wrong_networks_of_a_clusters_file_are_errors_with_the_place_and_help() {
+    let host = Host::new("wrong");
+    for (table, parts) in [
+        (
+            "name = \"a\"\nrange = \"10.20.30.0/33\"",
+            ["10.20.30.0/33", "10.20.0.0/24"],
+        ),
+        (
+            "name = \"a b\"",
+            ["\"a b\" can't name a network", "1 to 63 letters"],
+        ),
+        ("name = \"a\"\nisolatet = true", ["isolatet", "isolated"]),
+    ] {
+        let file = TwoCells::file(&host, &format!("[[networks]]\n{table}\n"));
+        let refused = host.call(["cluster", "up", &file]).run();
+        assert_eq!(refused.status, 1, "{refused}");
+        let errors = refused.errors();
+        assert!(errors.contains("cluster.toml"), "{errors}");
+        for part in parts {
+            assert!(errors.contains(part), "{errors}");
+        }
+    }
 }

@@ -7,8 +7,10 @@
 
 mod facts;
 mod gateway;
+mod named;
 
 pub use self::gateway::COMMAND;
+pub(crate) use self::named::configure;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -149,6 +151,11 @@ impl SubnetCard {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Returns the request by which it joined.
+    pub(crate) fn request(&self) -> &Join {
+        &self.shared.join
     }
 
     /// Returns copies of the card's descriptors for a successor of this process.

@@ -7,6 +7,7 @@
 mod borrowing;
 mod change;
 mod hosts;
+mod networks;
 mod overlap;
 mod pressure;
 mod regions;
@@ -27,6 +28,7 @@ use crate::vm::Size;
 pub use borrowing::BorrowingSpec;
 pub use change::SiteChange;
 pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanTransport};
+pub use networks::NetworkSpec;
 pub use overlap::overlap;
 pub use pressure::PressureSpec;
 pub(crate) use regions::check_region_name;
@@ -71,6 +73,9 @@ pub struct ClusterSpec {
     /// Regions of memory that its VMs share.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared: Vec<RegionSpec>,
+    /// Networks of its VMs' cards of a subnet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<NetworkSpec>,
 }
 
 /// A cell: by NUMA nodes, by CPUs, or by CPUs of some nodes.
@@ -182,6 +187,7 @@ impl ClusterSpec {
             scheduling: None,
             users: Vec::new(),
             shared: Vec::new(),
+            networks: Vec::new(),
         }
     }
 
@@ -231,6 +237,7 @@ impl ClusterSpec {
         self.check_pressure()?;
         self.check_scheduling()?;
         self.check_regions()?;
+        self.check_networks()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();

@@ -10,6 +10,7 @@ mod promise;
 mod shared;
 mod sharing;
 
+pub(crate) use self::nets::network_name_is_valid;
 pub use self::nets::{Transport, forward, mac};
 pub(crate) use self::sharing::asked_to_share;
 use crate::fault::{Fault, fault};

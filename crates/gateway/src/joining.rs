@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use registry::subnet::{HostFacts, Join};
-use subnet::network::{AttachError, Card, CardId, Limits, Network, Rate, Settings};
+use registry::subnet::Join;
+use subnet::network::{AttachError, Card, CardId, Limits, Network, RangeError, Rate, Settings};
 use subnet::{PortForward, nat};
 
 use crate::card::CardSocket;
@@ -70,8 +70,16 @@ impl Networks {
         let forwards = forwards.map_err(|error| error.to_string())?;
         let socket = CardSocket::new(socket, join.offloads);
         let socket = socket.map_err(|error| format!("the card's socket: {error}"))?;
+        let settings = settings(join)?;
         let network = self.networks.entry(join.network.clone());
-        let network = network.or_insert_with(|| Network::new(settings(&join.network, &join.facts), now));
+        let network = network.or_insert_with(|| Network::new(settings.clone(), now));
+        if !is_same(network.settings(), &settings) {
+            return Err(format!(
+                "the network {} has cards with other settings; help: end its VMs (`mirrorball net ls`), then \
+                 start them again",
+                join.network
+            ));
+        }
         let attached = attach(network, id, join, now);
         let addresses = match attached {
             Ok(addresses) => addresses,
@@ -126,15 +134,32 @@ impl Networks {
     }
 }
 
-/// Returns the settings of a network. IPv6 leads to the outside where the host has such an address.
-fn settings(name: &str, facts: &HostFacts) -> Settings {
+/// Returns the settings of a card's network. IPv6 leads to the outside where the host has such an address.
+fn settings(join: &Join) -> Result<Settings, String> {
     let is_global = |address: &IpAddr| match address {
         IpAddr::V4(_) => false,
         IpAddr::V6(address) => (address.segments()[0] & 0xe000) == 0x2000,
     };
-    Settings {
-        outside_ipv6: facts.own.iter().any(is_global),
-        ..Settings::new(name)
+    let mut settings = Settings {
+        outside_ipv6: join.facts.own.iter().any(is_global),
+        ..Settings::new(&join.network)
+    };
+    if let Some(chosen) = &join.settings {
+        if let Some(range) = &chosen.range {
+            settings.ipv4 = range.parse().map_err(|error: RangeError| error.to_string())?;
+        }
+        settings.outside = !chosen.isolated;
+        settings.peers = chosen.peers;
+    }
+    Ok(settings)
+}
+
+/// Whether settings are the same, but for what follows from the host's addresses.
+fn is_same(one: &Settings, other: &Settings) -> bool {
+    let outside_ipv6 = one.outside_ipv6;
+    *one == Settings {
+        outside_ipv6,
+        ..other.clone()
     }
 }
 
@@ -149,6 +174,7 @@ fn attach(
         name,
         mac: join.mac,
         address: join.address,
+        outside: join.outside,
         limits: Limits {
             from_guest: Rate {
                 bytes: join.bandwidth,

@@ -50,6 +50,8 @@ fn of_network(network: &Network, networks: &Networks, paths: &Paths) -> NetworkR
             format!("{}/64", settings.ipv6_prefix()),
         ],
         gateway: vec![gateway.ipv4.into(), gateway.ipv6.into()],
+        isolated: !settings.outside,
+        peers: settings.peers,
         cards,
     }
 }
@@ -78,6 +80,7 @@ fn of_card(
         forward: member.forward.clone(),
         host: member.host,
         offloads: paths.sockets.get(&id).is_some_and(CardSocket::has_headers),
+        outside: card.outside && network.settings().outside,
         counters,
         dropped,
     }

@@ -85,8 +85,36 @@ pub struct Join {
     /// [`Response::Joined`]; one of an older release does not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub offloads: bool,
+    /// Whether the guest may reach the outside, if its network leads there.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub outside: bool,
+    /// Settings of the network; the default ones when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<NetworkSettings>,
     /// The host at this time.
     pub facts: HostFacts,
+}
+
+/// Settings of a network, the same for all of its cards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkSettings {
+    /// Range of IPv4 addresses, as `10.20.0.0/24`; the default one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<String>,
+    /// Whether no guest reaches the outside.
+    pub isolated: bool,
+    /// Whether guests reach one another.
+    pub peers: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Serde predicate to skip true values.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 /// Facts of the host that the gateway, which opens no files, does not find by itself.
@@ -149,6 +177,12 @@ pub struct NetworkReport {
     pub ranges: Vec<String>,
     /// The gateway's addresses on it.
     pub gateway: Vec<IpAddr>,
+    /// Whether no card reaches the outside.
+    #[serde(default)]
+    pub isolated: bool,
+    /// Whether its cards reach one another.
+    #[serde(default = "yes")]
+    pub peers: bool,
     /// Its cards, by name of their VM.
     pub cards: Vec<CardReport>,
 }
@@ -174,6 +208,9 @@ pub struct CardReport {
     /// Whether it leaves checksums and segmentation to receivers. Absent from an older gateway.
     #[serde(default)]
     pub offloads: bool,
+    /// Whether it reaches the outside.
+    #[serde(default = "yes")]
+    pub outside: bool,
     /// Frames and bytes that passed, by counter.
     pub counters: BTreeMap<String, u64>,
     /// Frames that were dropped, by reason; only reasons that occurred.
@@ -208,6 +245,8 @@ mod tests {
             bandwidth: None,
             packets: None,
             offloads: false,
+            outside: true,
+            settings: None,
             facts: HostFacts::default(),
         }));
         let line = String::from_utf8(OF_CLIENT.write(&join).unwrap()).unwrap();
@@ -224,6 +263,12 @@ mod tests {
         assert!(matches!(
             OF_GATEWAY.read::<Request>(&line),
             Ok(Request::Join(join)) if join.mac[5] == 1
+        ));
+        // A monitor of the release before joins a network with the default settings.
+        assert!(!line.contains("outside") && !line.contains("settings"), "{line}");
+        assert!(matches!(
+            OF_GATEWAY.read::<Request>(&line),
+            Ok(Request::Join(join)) if join.outside && join.settings.is_none()
         ));
         let capture = "{\"ask\":\"capture\",\"of\":{\"vm\":\"a\"}}";
         assert!(matches!(

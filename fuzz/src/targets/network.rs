@@ -73,6 +73,7 @@ fn attach(network: &mut Network, number: u8, now: Instant) -> CardId {
         name: format!("vm-{number}"),
         mac: [2, 0, 0, 0, 0, number],
         address: None,
+        outside: number != 1,
         limits: Limits {
             from_guest: limited,
             to_guest: if number == 0 { limited } else { Rate::default() },

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use config::VmSpec;
 use config::vm::{NetKind, NetSpec};
 use nix::unistd::geteuid;
+use registry::cluster::files::Files;
 use registry::subnet::{HostFacts, Join};
 use shard_api::launch::{Fd, NetBackendLaunch, NetLaunch};
 use subnet::Egress;
@@ -16,7 +17,7 @@ use super::{OpenError, Opening};
 use crate::identity::{Given, IdOwner};
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
-use crate::subnet_card::SubnetCard;
+use crate::subnet_card::{SubnetCard, SubnetCardError, configure};
 
 /// A card of user-mode networking: its passt, and how to start it again.
 #[derive(Debug)]
@@ -68,7 +69,8 @@ impl Opening<'_> {
                     NetBackendLaunch::Tap(queues.collect())
                 }
                 (NetKind::Subnet, _) => {
-                    let join = join(&net, mac, index, self.name, self.spec.share_group.as_deref());
+                    let mut join = join(&net, mac, index, self.name, self.spec);
+                    configure(&mut join, &Files::open().map_err(SubnetCardError::from)?)?;
                     let (near, card) = SubnetCard::join(id.clone(), join, log.clone())?;
                     let file = self.files.add(near);
                     let backend = match card.has_offloads() {
@@ -106,8 +108,8 @@ impl Opening<'_> {
 
 /// The request of a card that joins its subnet. Its network is the one that it names, else that of the VM's
 /// share group, else one of the VM alone: commands name a network for the VMs that they start together.
-pub(super) fn join(net: &NetSpec, mac: [u8; 6], card: usize, vm: &str, share_group: Option<&str>) -> Join {
-    let network = net.network.clone().unwrap_or_else(|| match share_group {
+pub(super) fn join(net: &NetSpec, mac: [u8; 6], card: usize, vm: &str, spec: &VmSpec) -> Join {
+    let network = net.network.clone().unwrap_or_else(|| match &spec.share_group {
         Some(group) => format!("group-{group}"),
         None => format!("vm-{vm}"),
     });
@@ -122,6 +124,8 @@ pub(super) fn join(net: &NetSpec, mac: [u8; 6], card: usize, vm: &str, share_gro
         bandwidth: net.bandwidth.map(|size| size.0),
         packets: net.packets,
         offloads: false,
+        outside: true,
+        settings: None,
         facts: HostFacts::default(),
     }
 }

@@ -10,6 +10,7 @@ use config::VmSpec;
 use diskstore::claim::Claim;
 use diskstore::disk::announce_again;
 use registry::share_group::ShareGroup;
+use registry::subnet::{Join, NetworkSettings};
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{DiskFormat, Fd, LaunchSpec, NetBackendLaunch};
 use subnet::passt::{LeftCard, PasstChild};
@@ -61,6 +62,16 @@ struct SubnetCardRecord {
     far: Fd,
     /// The connection that joined it; none if it is off its network.
     connection: Option<Fd>,
+    /// Whether the guest reaches the outside. Absent from a program that does not know it.
+    #[serde(default = "yes")]
+    outside: bool,
+    /// Settings of its network when it joined: the cluster's file may have others now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    settings: Option<NetworkSettings>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A card of user-mode networking.
@@ -223,10 +234,14 @@ impl VmResources {
             let missing = || io::Error::from(io::ErrorKind::InvalidData);
             let net = nets.get(card.number).ok_or_else(missing)?;
             let mac = *addresses.get(card.number).ok_or_else(missing)?;
-            let mut request = join(net, mac, card.number, name, spec.share_group.as_deref());
             // The shard's launch decides: it has the other end of the socket.
             let launch = left.launch.nets.get(card.number).ok_or_else(missing)?;
-            request.offloads = matches!(launch.backend, NetBackendLaunch::Offloads(_));
+            let request = Join {
+                outside: card.outside,
+                settings: card.settings,
+                offloads: matches!(launch.backend, NetBackendLaunch::Offloads(_)),
+                ..join(net, mac, card.number, name, &spec)
+            };
             let descriptors = LeftSubnetCard {
                 far: files.take(card.far)?,
                 connection: card.connection.map(|file| files.take(file)).transpose()?,
@@ -277,6 +292,8 @@ impl OnSubnet {
             file: self.file,
             far: leaving.add(far)?,
             connection: connection.map(|file| leaving.add(file)).transpose()?,
+            outside: self.card.request().outside,
+            settings: self.card.request().settings.clone(),
         })
     }
 }

@@ -99,6 +99,8 @@ impl ClusterSpec {
         }
         let mut spec = self.clone();
         spec.hosts.remove(at);
+        spec.networks
+            .retain(|network| network.host.as_deref() != Some(name));
         for cell in &mut spec.cells {
             if cell.host.as_deref() == Some(name) {
                 *cell = CellSpec {

@@ -53,7 +53,7 @@ impl RegionSpec {
 
 /// Whether `name` matches `pattern`, in which `*` stands for any characters. The time is bounded by the
 /// product of the lengths.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else {
         return pattern == name;
     };

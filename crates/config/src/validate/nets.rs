@@ -136,7 +136,7 @@ fn check_subnet(net: &NetSpec, index: &str) -> Result<(), Fault> {
 }
 
 /// Whether `name` can name a network of a subnet.
-fn network_name_is_valid(name: &str) -> bool {
+pub(crate) fn network_name_is_valid(name: &str) -> bool {
     name.len() <= NAME_BYTES_MAX
         && name
             .bytes()

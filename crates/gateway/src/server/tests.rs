@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use nix::unistd::geteuid;
-use registry::subnet::{Captured, Connection, HostFacts, NetworkReport, socket_path};
+use registry::subnet::{Captured, Connection, HostFacts, NetworkReport, NetworkSettings, socket_path};
 
 use super::*;
 
@@ -109,6 +109,8 @@ fn card(network: &str, vm: &str, number: u8) -> Join {
         bandwidth: None,
         packets: None,
         offloads: false,
+        outside: true,
+        settings: None,
         facts: HostFacts::default(),
     }
 }
@@ -336,6 +338,52 @@ fn port_in_use_is_refused_and_nothing_of_the_card_stays() {
     let refused = gateway.join(join).err().unwrap();
     assert!(refused.contains(&port.to_string()), "{refused}");
     assert_eq!(gateway.networks(), []);
+}
+
+#[test]
+fn cards_of_a_network_agree_on_its_settings_which_hold_for_their_frames() {
+    let gateway = Served::start("settings");
+    let join = |vm: &str, number: u8, range: &str| Join {
+        outside: vm != "b",
+        settings: Some(NetworkSettings {
+            range: Some(range.to_owned()),
+            isolated: false,
+            peers: false,
+        }),
+        ..card("n", vm, number)
+    };
+    let a = gateway.join(join("a", 1, "10.20.30.0/24")).unwrap();
+    let b = gateway.join(join("b", 2, "10.20.30.0/24")).unwrap();
+    assert_eq!(a.address.octets()[..3], [10, 20, 30]);
+    for other in [
+        join("c", 3, "10.20.0.0/16"),
+        join("c", 3, "10.20.0.0"),
+        card("n", "c", 3),
+    ] {
+        let refused = gateway.join(other).err().unwrap();
+        assert!(
+            refused.contains("other settings") || refused.contains("no range"),
+            "{refused}"
+        );
+        assert!(!refused.contains('\n'), "{refused}");
+    }
+    a.send(&a.datagram((b.mac, b.address), 7, b"to a peer"));
+    assert_eq!(b.receive_within(LATE, ends_with(b"to a peer")), None);
+    let networks = gateway.networks();
+    let network = &networks[0];
+    assert!(!network.peers && !network.isolated);
+    assert_eq!(network.ranges[0], "10.20.30.0/24");
+    let [of_a, of_b] = &network.cards[..] else {
+        panic!("{networks:?}");
+    };
+    assert_eq!(of_a.dropped.get("from_guest_peers_barred"), Some(&1), "{of_a:?}");
+    assert!(of_a.outside && !of_b.outside);
+    // The first card of an empty network decides again.
+    drop((a, b));
+    let deadline = Instant::now() + SOON;
+    while let Err(error) = gateway.join(join("c", 3, "10.20.0.0/16")) {
+        assert!(Instant::now() < deadline, "{error}");
+    }
 }
 
 #[test]

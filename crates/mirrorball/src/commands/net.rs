@@ -210,10 +210,16 @@ fn details(networks: &[NetworkReport]) -> String {
     let mut text = String::new();
     for network in networks {
         text += &format!(
-            "{}: {}, gateway {}\n",
+            "{}: {}, gateway {}{}{}\n",
             network.name,
             network.ranges.join(", "),
-            joined(&network.gateway)
+            joined(&network.gateway),
+            if network.isolated { ", isolated" } else { "" },
+            if network.peers {
+                ""
+            } else {
+                ", no card reaches another"
+            },
         );
         network.cards.iter().for_each(|card| text += &of_card(card));
     }
@@ -237,6 +243,9 @@ fn of_card(card: &CardReport) -> String {
     }
     if card.offloads {
         text += "    offloads: checksums, TCP segmentation\n";
+    }
+    if !card.outside {
+        text += "    does not reach the outside\n";
     }
     text += &format!("    counters: {}\n", pairs(&card.counters));
     if !card.dropped.is_empty() {
@@ -272,6 +281,7 @@ mod tests {
             forward: vec!["8080:80".to_owned()],
             host: false,
             offloads: true,
+            outside: false,
             counters: BTreeMap::from([("from_guest_frames".to_owned(), 3)]),
             dropped: BTreeMap::from([("from_guest_source_mac".to_owned(), 1)]),
         };
@@ -279,6 +289,8 @@ mod tests {
             name: name.to_owned(),
             ranges: vec!["10.213.0.0/16".to_owned()],
             gateway: vec![[10, 213, 0, 1].into()],
+            isolated: true,
+            peers: false,
             cards: vms.iter().map(card).collect(),
         }
     }
@@ -304,6 +316,8 @@ mod tests {
         let details = details(&all);
         for part in [
             "8080:80",
+            ", isolated, no card reaches another\n",
+            "does not reach the outside",
             "from_guest_frames 3",
             "dropped: from_guest_source_mac 1",
         ] {

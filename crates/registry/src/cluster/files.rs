@@ -15,7 +15,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use config::cluster::{BorrowingSpec, CellPlan, PressureSpec, RegionSpec, SchedulingSpec, Site};
+use config::cluster::{BorrowingSpec, CellPlan, NetworkSpec, PressureSpec, RegionSpec, SchedulingSpec, Site};
 use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::grant::Amounts;
 
@@ -142,6 +142,30 @@ impl Files {
     pub fn set_regions(&self, regions: &[RegionSpec]) -> io::Result<()> {
         private::directories(&self.0)?;
         replace(&self.0.join("regions.json"), &serde_json::to_vec_pretty(regions)?)
+    }
+
+    /// The networks of the cluster, those of other hosts too. None without a record, as after an upgrade.
+    ///
+    /// # Errors
+    /// If the record can't be read.
+    pub fn networks(&self) -> io::Result<Vec<NetworkSpec>> {
+        match fs::read(self.0.join("networks.json")) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets the networks of the cluster. Called before the cells start.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn set_networks(&self, networks: &[NetworkSpec]) -> io::Result<()> {
+        private::directories(&self.0)?;
+        replace(
+            &self.0.join("networks.json"),
+            &serde_json::to_vec_pretty(networks)?,
+        )
     }
 
     /// List of users that the cluster admits.

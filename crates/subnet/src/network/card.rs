@@ -13,6 +13,8 @@ pub struct Card {
     pub mac: [u8; 6],
     /// Address that the VM's file asks for. Without one, the name decides.
     pub address: Option<Ipv4Addr>,
+    /// Whether the guest reaches the outside, if its network leads there.
+    pub outside: bool,
     /// Limits of the guest's frames, and of those to the guest.
     pub limits: Limits,
 }
@@ -59,7 +61,7 @@ pub enum DropReason {
     Unroutable,
     /// The gateway has no such service.
     NoSuchService,
-    /// The network does not reach the outside.
+    /// The network does not lead to the outside, or not this card.
     Isolated,
     /// Cards of the network don't reach one another.
     PeersBarred,

@@ -38,6 +38,8 @@ pub struct Client<'a> {
     pub address: Ipv4Addr,
     /// Name of the host.
     pub name: &'a str,
+    /// Whether it reaches the outside.
+    pub outside: bool,
 }
 
 /// Reply of the server.
@@ -140,8 +142,8 @@ fn compose(answer: &Answer<'_>, client: Client<'_>, settings: &Settings) -> Opti
         },
         your_ip: answer.given.unwrap_or(Ipv4Addr::UNSPECIFIED),
         server_ip: Ipv4Addr::UNSPECIFIED,
-        // Without a router, a guest of an isolated network sees at once that it reaches nothing else.
-        router: (settings.outside && !is_refusal).then_some(server),
+        // Without a router, a guest without a way to the outside sees at once that it reaches nothing else.
+        router: (client.outside && !is_refusal).then_some(server),
         subnet_mask: None,
         relay_agent_ip: Ipv4Addr::UNSPECIFIED,
         broadcast: answer.broadcast || is_refusal,

@@ -34,6 +34,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// Whether the guest reaches the outside.
+    pub fn reaches_outside(&self, settings: &Settings) -> bool {
+        settings.outside && self.card.outside
+    }
+
     /// Returns the IPv6 address of the network's prefix that the guest has, as far as it has shown one.
     pub fn ipv6(&self, prefix: Ipv6Addr) -> Option<Ipv6Addr> {
         if self.uses_ipv6 {

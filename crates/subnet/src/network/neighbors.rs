@@ -63,10 +63,10 @@ pub fn neighbor_advertisement(
     })
 }
 
-/// Returns the gateway's router advertisement. Guests form their addresses from the prefix themselves, so
-/// there is no DHCPv6.
-pub fn router_advertisement(settings: &Settings, gateway: &Gateway) -> Vec<u8> {
-    let is_router = settings.outside && settings.outside_ipv6;
+/// Returns the gateway's router advertisement to a card that does or does not reach the outside. Guests form
+/// their addresses from the prefix themselves, so there is no DHCPv6.
+pub fn router_advertisement(settings: &Settings, gateway: &Gateway, outside: bool) -> Vec<u8> {
+    let is_router = outside && settings.outside_ipv6;
     let mut advertisement = message(NdiscRepr::RouterAdvert {
         hop_limit: 64,
         flags: NdiscRouterFlags::empty(),

@@ -84,7 +84,8 @@ impl Network {
     /// Sends a router advertisement to a card: to the guest's address, or to all addresses of the card.
     pub(super) fn advertise(&mut self, id: CardId, to: Option<Ipv6Addr>, output: &mut dyn Output) {
         let gateway = self.gateway;
-        let advertisement = neighbors::router_advertisement(&self.settings, &gateway);
+        let advertisement =
+            neighbors::router_advertisement(&self.settings, &gateway, self.reaches_outside(id));
         let to = to.unwrap_or(neighbors::ALL_NODES);
         self.reply_icmpv6(id, (gateway.mac, gateway.link_local), to, &advertisement, output);
     }
@@ -121,6 +122,7 @@ impl Network {
             mac: member.card.mac,
             address: member.addresses.ipv4,
             name: &name,
+            outside: member.reaches_outside(&self.settings),
         };
         let Some(reply) = dhcp::reply(message, client, &self.settings) else {
             return;
@@ -153,7 +155,7 @@ impl Network {
             client: SocketAddr::from(client),
             server,
         };
-        match dns::decide(message, &zone, self.settings.outside) {
+        match dns::decide(message, &zone, self.reaches_outside(id)) {
             Decision::Answer(answer) => self.send_answer(query, &answer, output),
             Decision::Upstream => {
                 if output.send(Target::Query(query), message) == Delivery::Full {

@@ -374,10 +374,15 @@ impl Network {
         if !self.is_routable(to) {
             return Err(DropReason::Unroutable);
         }
-        if !self.settings.outside {
+        if !self.reaches_outside(id) {
             return Err(DropReason::Isolated);
         }
         self.pass_outside(received, output)
+    }
+
+    pub(super) fn reaches_outside(&self, id: CardId) -> bool {
+        let member = self.members.get(id);
+        member.is_some_and(|member| member.reaches_outside(&self.settings))
     }
 
     fn pass_outside(&mut self, received: Received<'_>, output: &mut dyn Output) -> Result<(), DropReason> {

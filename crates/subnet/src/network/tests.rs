@@ -42,6 +42,7 @@ fn card(name: &str, number: u8) -> Card {
         name: name.to_owned(),
         mac: mac(number),
         address: None,
+        outside: true,
         limits: Limits::default(),
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use config::cluster::{
-    BorrowingSpec, CellPlan, ClusterSpec, HostNodes, PressureSpec, RegionSpec, SchedulingSpec, Site, UserPlan,
+    BorrowingSpec, CellPlan, ClusterSpec, HostNodes, NetworkSpec, PressureSpec, RegionSpec, SchedulingSpec,
+    Site, UserPlan,
 };
 use hostfiles::passwd;
 use hostinfo::facts;
@@ -27,6 +28,8 @@ pub(super) struct Planned {
     pub(super) scheduling: SchedulingSpec,
     /// Regions of memory that its VMs share.
     pub(super) regions: Vec<RegionSpec>,
+    /// Networks of its VMs' cards of a subnet.
+    pub(super) networks: Vec<NetworkSpec>,
 }
 
 /// Returns the file's plan for this host, or the default plan without a file.
@@ -46,6 +49,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
             pressure: PressureSpec::default(),
             scheduling: SchedulingSpec::default(),
             regions: Vec::new(),
+            networks: Vec::new(),
         });
     };
     let (spec, name, text) = read(file)?;
@@ -64,6 +68,7 @@ pub(super) fn planned(file: Option<&PathBuf>, count: Option<u16>, here: Option<&
         pressure: spec.pressure.clone().unwrap_or_default(),
         scheduling: spec.scheduling.clone().unwrap_or_default(),
         regions: spec.shared.clone(),
+        networks: spec.networks.clone(),
         site,
     })
 }

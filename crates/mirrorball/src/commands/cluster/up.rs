@@ -159,6 +159,7 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
         files.set_pressure(&planned.pressure).into_diagnostic()?;
         files.set_scheduling(&planned.scheduling).into_diagnostic()?;
         files.set_regions(&planned.regions).into_diagnostic()?;
+        files.set_networks(&planned.networks).into_diagnostic()?;
         files
             .create(&planned.cells, planned.site.as_ref())
             .into_diagnostic()?;
@@ -174,7 +175,8 @@ fn begin(files: &Files, planned: &Planned, foreground: bool) -> Result<StartPlan
         && files.borrowing().into_diagnostic()? == planned.borrowing
         && files.pressure().into_diagnostic()? == planned.pressure
         && files.scheduling().into_diagnostic()? == planned.scheduling
-        && files.regions().into_diagnostic()? == planned.regions;
+        && files.regions().into_diagnostic()? == planned.regions
+        && files.networks().into_diagnostic()? == planned.networks;
     if !is_same || !foreground && missing.is_empty() {
         return Err(miette!(
             help = "end it with `mirrorball cluster down`",

@@ -194,6 +194,23 @@ fn shared_regions_are_those_of_the_record() {
 }
 
 #[test]
+fn networks_are_those_of_the_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = Files::at(directory.path());
+    assert_eq!(files.networks().unwrap(), []);
+    let network = NetworkSpec {
+        name: "back".to_owned(),
+        host: None,
+        range: Some("10.20.0.0/24".to_owned()),
+        isolated: false,
+        outside: Some(vec!["web-*".to_owned()]),
+        peers: false,
+    };
+    files.set_networks(std::slice::from_ref(&network)).unwrap();
+    assert_eq!(files.networks().unwrap(), [network]);
+}
+
+#[test]
 fn linux_divides_the_cpus_unless_the_record_says_otherwise() {
     let directory = tempfile::tempdir().unwrap();
     let files = Files::at(directory.path());

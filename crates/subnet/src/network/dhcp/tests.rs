@@ -27,6 +27,7 @@ fn answer(message: &[u8], settings: &Settings) -> Option<Reply> {
         mac: MAC,
         address: ADDRESS,
         name: "web-1",
+        outside: settings.outside,
     };
     reply(message, client, settings)
 }

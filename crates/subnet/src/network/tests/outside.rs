@@ -72,6 +72,45 @@ fn isolated_network_reaches_only_its_gateway() {
     assert_eq!(answer[3] & 0x0f, 3, "NXDOMAIN");
 }
 
+#[test]
+fn card_without_the_outside_is_refused_where_another_of_its_network_passes() {
+    let mut world = World::new(Settings {
+        outside_ipv6: true,
+        ..Settings::new("test")
+    });
+    let a = world.attach(card("a", 1));
+    let b = world.attach(Card {
+        outside: false,
+        ..card("b", 2)
+    });
+    let gateway = world.gateway();
+    for to in ["8.8.8.8", "2001:db8::1"] {
+        let frame = |guest| udp(outside(guest, gateway, to), (1, 2), b"");
+        let (passes, barred) = (frame(a), frame(b));
+        assert_eq!(world.receive(a, &passes)[0].0, Target::Outside(a.id));
+        world.assert_dropped(b, &barred, DropReason::Isolated);
+    }
+    let asks = |guest| udp(route(guest, gateway), (5000, 53), &query("example.org", 1));
+    let (asks_a, asks_b) = (asks(a), asks(b));
+    assert!(matches!(world.receive(a, &asks_a)[0].0, Target::Query(_)));
+    let sent = world.receive(b, &asks_b);
+    assert_eq!(sent[0].1[ETHERNET_BYTES + 28 + 3] & 0x0f, 3, "NXDOMAIN");
+    // The cards reach each other.
+    let frame = udp(route(b, a), (1, 2), b"");
+    assert_eq!(world.receive(b, &frame)[0].0, Target::Card(a.id));
+    // A router's lifetime, behind the headers of Ethernet and IPv6 and 6 bytes of the message.
+    let solicitation = [133, 0, 0, 0, 0, 0, 0, 0];
+    for (guest, is_router) in [(a, true), (b, false)] {
+        let to = Guest {
+            ipv6: gateway.link_local,
+            ..gateway
+        };
+        let sent = world.receive(guest, &icmp(route_v6(guest, to), &solicitation));
+        let lifetime = &sent[0].1[ETHERNET_BYTES + 40 + 6..][..2];
+        assert_eq!(lifetime != [0, 0], is_router);
+    }
+}
+
 fn query(name: &str, kind: u16) -> Vec<u8> {
     let mut message = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
