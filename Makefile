@@ -8,12 +8,13 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-cluster demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-net bench-folders bench-firecracker results fuzz clean
+.PHONY: help build program demo demo-span demo-cluster demo-hosts demo-net test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-paging bench-dsm bench-coherent bench-compile bench-model bench-before bench-cells bench-cluster bench-borrowing bench-gates bench-gangs bench-moves bench-scheduling bench-net bench-folders bench-firecracker results fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
 	@echo "make demo-cluster   two cells lend each other memory and CPUs, in the view of top (2 min after the build)"
+	@echo "make demo-net   a web server, a database and four clients on a network of two cells (3 min after the build)"
 	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 to 20 min)"
 	@echo "make test    all tests (an hour on 2 cores without usable KVM; with it not timed)"
 	@echo "make lint    formatting, clippy, of the fuzz targets too, and other people's crates (3 to 5 min on 2 cores)"
@@ -65,6 +66,10 @@ demo-span: program
 demo-cluster: program
 	@scripts/setup.sh run
 	scripts/demo-cluster.sh $(MIRRORBALL)
+
+demo-net: program
+	@scripts/setup.sh run
+	scripts/demo-net.sh $(MIRRORBALL)
 
 demo-hosts: program
 	@scripts/setup.sh run test
