@@ -11,10 +11,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use registry::cluster::interface::CpuLending;
+use registry::runtime;
+use registry::subnet::NetworkReport;
 
 use crate::api::{blocking, cells, records};
 use crate::problem::Problem;
 use crate::views::{Cell, Vm};
+
+mod cards;
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -31,7 +35,10 @@ pub(crate) async fn metrics() -> Result<Response, Problem> {
             .map(|vm| (vm.name.clone(), vm.host_bytes, vm.shared_bytes()))
             .collect();
         let lending = operations::cells::cpu_lending()?;
-        text(&vms, &taken, &cells()?, &lending).map_err(Problem::internal)
+        // A gateway that does not answer leaves out its cards.
+        let subnet = runtime::directory().and_then(|runtime| operations::networks::list(&runtime));
+        let networks = subnet.unwrap_or_default().networks;
+        text(&vms, &taken, &cells()?, &lending, &networks).map_err(Problem::internal)
     })
     .await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -48,12 +55,14 @@ fn text(
     taken: &[Taken],
     cells: &[Cell],
     lending: &BTreeMap<u16, CpuLending>,
+    networks: &[NetworkReport],
 ) -> Result<String, std::fmt::Error> {
     let mut metrics = Metrics(Registry::with_prefix("mirrorball"));
     metrics.add_vms(vms);
     metrics.add_memory(taken);
     metrics.add_cells(cells);
     metrics.add_cpu_lending(lending);
+    metrics.add_networks(networks);
     let mut text = String::new();
     encode(&mut text, &metrics.0)?;
     Ok(text)
@@ -248,7 +257,8 @@ mod tests {
             ..cell.clone()
         };
         let taken = [("a".to_owned(), 6, 7)];
-        let text = text(&[vm], &taken, &[cell, other], &[(0, lending)].into()).unwrap();
+        let networks = [cards::tests::network()];
+        let text = text(&[vm], &taken, &[cell, other], &[(0, lending)].into(), &networks).unwrap();
         for (name, count) in [
             ("cpus_sought", 9),
             ("vcpus_moved", 8),
@@ -268,7 +278,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 22, "{text}");
+        assert_eq!(names.len(), 28, "{text}");
         for name in names {
             let is_documented = [format!("`{name}`"), format!("`{name}_total`")];
             assert!(

@@ -1,14 +1,15 @@
 //! Operations on running VMs and on cells, shared by the command and the API.
 //!
 //! [`guest`] connects to the agent of a VM, [`placement`] orders moves and limits of its vCPUs, [`cells`]
-//! acts on the cells of this host, [`memory`] measures VMs' use of its memory, and [`usage`] what cells, VMs
-//! and vCPUs make of its CPUs and memory over time. A [`Failure`] has a cause and a help; the command prints
-//! it, and the API returns it as a problem document.
+//! acts on the cells of this host, [`networks`] lists the networks of a user's VMs, [`memory`] measures VMs'
+//! use of the host's memory, and [`usage`] what cells, VMs and vCPUs make of its CPUs and memory over time. A
+//! [`Failure`] has a cause and a help; the command prints it, and the API returns it as a problem document.
 
 pub mod cells;
 mod failure;
 pub mod guest;
 pub mod memory;
+pub mod networks;
 pub mod placement;
 pub mod usage;
 

@@ -3,10 +3,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use hostinfo::memory_use::{self, MemoryUse};
+use hostinfo::memory_use::{self, GatewayMemory, MemoryUse};
 use registry::control::{Answer, Request, ask};
+use registry::runtime;
 use registry::vms::{Record, Registry};
 use serde_json::Value;
+
+use crate::networks;
 
 /// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -36,6 +39,7 @@ pub fn measure(registry: &Registry) -> io::Result<MemoryUse> {
         .collect();
     let asked = Instant::now();
     let mut table = memory_use::read(&records)?;
+    add_gateway(&mut table);
     std::thread::sleep(GUEST_LIMIT.saturating_sub(asked.elapsed()));
     for (record, first) in records.iter().zip(first) {
         let used = guest_used(registry, record).or(first);
@@ -46,6 +50,22 @@ pub fn measure(registry: &Registry) -> io::Result<MemoryUse> {
     let used: Vec<u64> = table.vms.iter().filter_map(|row| row.guest_used_bytes).collect();
     table.total.guest_used_bytes = (!used.is_empty()).then(|| used.iter().sum());
     Ok(table)
+}
+
+/// Adds the gateway of this user's subnet, if it runs.
+fn add_gateway(table: &mut MemoryUse) {
+    let subnet = runtime::directory().and_then(|runtime| networks::list(&runtime));
+    let Some(pid) = subnet
+        .ok()
+        .and_then(|subnet| subnet.gateway)
+        .map(|gateway| gateway.pid)
+    else {
+        return;
+    };
+    // It may have just ended.
+    if let Ok(host_bytes) = memory_use::own_memory(pid) {
+        table.add_gateway(GatewayMemory { pid, host_bytes });
+    }
 }
 
 /// Memory that the guest can't do without, by its balloon's statistics; none without a balloon or before the

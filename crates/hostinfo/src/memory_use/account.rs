@@ -126,6 +126,15 @@ pub struct HostSum {
     pub rest_bytes: u64,
 }
 
+/// The process that serves the cards of all VMs on a subnet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GatewayMemory {
+    /// Process id.
+    pub pid: u32,
+    /// Its memory that is no file's, and its page tables.
+    pub host_bytes: u64,
+}
+
 /// The whole table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
@@ -135,10 +144,21 @@ pub struct MemoryUse {
     pub total: VmMemory,
     /// The files under the VMs, the largest first.
     pub files: Vec<FileMemory>,
+    /// The gateway of the subnet of the VMs' user, which is in no row; none if it does not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<GatewayMemory>,
     /// Memory of the whole host.
     pub host: HostSum,
     /// One line for each source that could not be read.
     pub unread: Vec<String>,
+}
+
+impl MemoryUse {
+    /// Adds the gateway, which was among the programs of others before.
+    pub fn add_gateway(&mut self, gateway: GatewayMemory) {
+        self.host.rest_bytes = self.host.rest_bytes.saturating_sub(gateway.host_bytes);
+        self.gateway = Some(gateway);
+    }
 }
 
 /// Makes the table. Files that a shard may write are its VM's own; the others are under all VMs.

@@ -17,6 +17,7 @@ pub mod smaps;
 #[cfg(test)]
 mod tests;
 
-pub use account::{MemoryUse, VmMemory};
+pub use account::{GatewayMemory, MemoryUse, VmMemory};
 pub(crate) use classify::GUEST_MEMORY;
+pub use process::own_memory;
 pub use read::{read, read_one};

@@ -47,6 +47,14 @@ pub fn page_tables(pid: u32) -> io::Result<u64> {
     Ok(found.map_or(0, |(_, bytes)| bytes))
 }
 
+/// Bytes of memory of a process that are no file's, and of its page tables. Each user may read them.
+pub fn own_memory(pid: u32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let fields = text.lines().filter_map(smaps::field);
+    let own = fields.filter(|(name, _)| ["RssAnon", "VmPTE"].contains(name));
+    Ok(own.fold(0, |sum, (_, bytes)| sum.saturating_add(bytes)))
+}
+
 /// The regular files that a process has open.
 pub fn open_files(pid: u32) -> io::Result<Vec<OpenFile>> {
     let mut files = Vec::new();

@@ -1,6 +1,6 @@
 //! Texts as Linux 6.1 prints them, and the sums made of them.
 
-use super::account::{FileReading, VmMemory, VmReading, account};
+use super::account::{FileReading, GatewayMemory, VmMemory, VmReading, account};
 use super::classify::{Classified, classify, helper};
 use super::host::HostMemory;
 use super::process::{self, OpenFile};
@@ -295,8 +295,30 @@ fn writable_file_pages_count_for_the_vm_and_read_only_ones_as_shared() {
 }
 
 #[test]
+fn gateway_is_a_part_of_the_host_and_no_longer_of_the_rest() {
+    let host = HostMemory {
+        used_bytes: 10_000 * KIB,
+        ..HostMemory::default()
+    };
+    let mut table = account(&[], &[], host);
+    table.add_gateway(GatewayMemory {
+        pid: 7,
+        host_bytes: 4_000 * KIB,
+    });
+    assert_eq!(table.host.rest_bytes, 6_000 * KIB);
+    // More than the host uses is possible, as the two are read one after the other.
+    table.add_gateway(GatewayMemory {
+        pid: 7,
+        host_bytes: u64::MAX,
+    });
+    assert_eq!(table.host.rest_bytes, 0);
+}
+
+#[test]
 fn this_process_can_be_read() {
     let me = std::process::id();
+    // At least the stack of this thread.
+    assert!(process::own_memory(me).unwrap() > 16 * KIB);
     let areas = process::areas(me).unwrap();
     assert!(
         areas

@@ -72,13 +72,18 @@ fn text(table: &MemoryUse) -> String {
             mib(file.mapped_bytes)
         ));
     }
+    let gateway = table.gateway.map(|gateway| gateway.host_bytes);
     lines.push(format!(
-        "host: {} used of {} = VMs {} + their files, not mapped {} + KVM's page tables {} + others {}",
+        "host: {} used of {} = VMs {} + their files, not mapped {} + KVM's page tables {} + {}others {}",
         mib(host.memory.used_bytes),
         mib(host.memory.total_bytes),
         mib(host.vms_bytes),
         mib(host.files_unmapped_bytes),
         mib(host.memory.kvm_page_tables_bytes),
+        gateway.map_or_else(String::new, |bytes| format!(
+            "the subnet's gateway {} + ",
+            mib(bytes)
+        )),
         mib(host.rest_bytes)
     ));
     if !table.unread.is_empty() {

@@ -4,16 +4,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Subcommand;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use operations::networks::{self, Subnet};
 use registry::runtime;
-use registry::subnet::{Captured, CardReport, Connection, NetworkReport, ProcessReport, Request, Response};
+use registry::subnet::{Captured, CardReport, Connection, NetworkReport, Request, Response};
 use serde::Serialize;
-
-/// Time limit for the gateway's reply.
-const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Subcommand)]
 pub enum NetCommand {
@@ -45,7 +42,7 @@ pub enum NetCommand {
 pub fn run(command: &NetCommand) -> Result<()> {
     match command {
         NetCommand::Ls { json } => {
-            let (networks, gateway) = listed()?;
+            let Subnet { networks, gateway } = listed()?;
             if *json {
                 return print_json(&serde_json::json!({ "gateway": gateway, "networks": networks }));
             }
@@ -53,7 +50,7 @@ pub fn run(command: &NetCommand) -> Result<()> {
             Ok(())
         }
         NetCommand::Inspect { name, json } => {
-            let found = find(listed()?.0, name)?.0;
+            let found = find(listed()?.networks, name)?.0;
             if *json {
                 return print_json(&found);
             }
@@ -73,21 +70,7 @@ fn print_json(report: &impl Serialize) -> Result<()> {
 /// Connects to the gateway; returns none if it does not run.
 fn gateway() -> Result<Option<Connection>> {
     let runtime = runtime::directory().into_diagnostic()?;
-    match Connection::open(&runtime) {
-        Ok(connection) => {
-            connection.set_limit(Some(REPLY_LIMIT)).into_diagnostic()?;
-            Ok(Some(connection))
-        }
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            ) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(miette!("the subnet's gateway can't be reached: {error}")),
-    }
+    networks::connect(&runtime).map_err(|error| miette!("the subnet's gateway can't be reached: {error}"))
 }
 
 /// Sends a request, and waits for its response.
@@ -111,14 +94,14 @@ fn printable(text: &str) -> String {
 }
 
 /// Returns the networks of this user, and the gateway's process; none without a gateway.
-fn listed() -> Result<(Vec<NetworkReport>, Option<ProcessReport>)> {
-    let Some(mut connection) = gateway()? else {
-        return Ok((Vec::new(), None));
-    };
-    match ask(&mut connection, &Request::List)? {
-        Response::Networks { networks, process } => Ok((networks, Some(process))),
-        _ => Err(miette!("the subnet's gateway sent another answer than a list")),
-    }
+fn listed() -> Result<Subnet> {
+    let runtime = runtime::directory().into_diagnostic()?;
+    networks::list(&runtime).map_err(|error| {
+        miette!(
+            help = "try again",
+            "the subnet's gateway does not answer: {error}"
+        )
+    })
 }
 
 /// Returns the network of this name, or else the VM's cards with their networks, and the meaning of the name.
@@ -141,7 +124,7 @@ fn find(networks: Vec<NetworkReport>, name: &str) -> Result<(Vec<NetworkReport>,
 }
 
 fn capture(name: &str, output: &Path) -> Result<()> {
-    let (_, of) = find(listed()?.0, name)?;
+    let (_, of) = find(listed()?.networks, name)?;
     let mut connection = gateway()?.ok_or_else(|| miette!("the subnet's gateway has ended"))?;
     let mut target: Box<dyn Write> = if output == Path::new("-") {
         Box::new(io::stdout().lock())
