@@ -52,6 +52,8 @@ pub struct Gateway {
     /// The user whose processes may connect.
     owner: u32,
     idle_limit: Duration,
+    /// Layers of the sandbox that this process could not apply; none if it has all.
+    missing_layers: Option<String>,
     clients: HashMap<u64, Client>,
     next_client: u64,
     networks: Networks,
@@ -99,6 +101,7 @@ impl Gateway {
             listener,
             owner,
             idle_limit: IDLE_LIMIT,
+            missing_layers: None,
             clients: HashMap::new(),
             next_client: 1,
             networks: Networks::default(),
@@ -115,6 +118,13 @@ impl Gateway {
     /// Changes the time without cards after which the gateway ends.
     pub fn with_idle_limit(mut self, limit: Duration) -> Self {
         self.idle_limit = limit;
+        self
+    }
+
+    /// Names the layers of the sandbox that this process lacks. Cards of VMs that require all are refused
+    /// then.
+    pub fn with_missing_layers(mut self, missing: Option<String>) -> Self {
+        self.missing_layers = missing;
         self
     }
 
@@ -314,6 +324,14 @@ impl Gateway {
         let client = self.clients.get_mut(&number);
         let client = client.filter(|client| matches!(client.role, Role::Asking));
         let client = client.ok_or("this connection has joined a card already")?;
+        if join.sandbox_required
+            && let Some(missing) = &self.missing_layers
+        {
+            return Err(format!(
+                "the VM requires the sandbox, and the subnet's gateway lacks {missing}; help: repair the \
+                 host, or run the VM with --sandbox=auto"
+            ));
+        }
         let [socket] = <[_; 1]>::try_from(files).map_err(|_| "a card has one socket")?;
         let card = CardId(number);
         let addresses = self.networks.join(card, join, socket, &mut self.paths, now)?;

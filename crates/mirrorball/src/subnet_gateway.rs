@@ -11,7 +11,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use nix::sys::prctl::set_name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use shard::launch::{Identity, SandboxPolicy};
-use shard::sandbox::{Sealing, ThreadKind, seal_alone};
+use shard::sandbox::{SandboxError, Sealing, ThreadKind, seal_alone};
 
 /// Limit of the process's own data, bytes: a gibibyte of buffers of connections, and queues of cards.
 const DATA_BYTES_MAX: u64 = 3 << 30;
@@ -41,16 +41,17 @@ pub fn run(identity: &[&str]) -> Result<()> {
     let descriptors = limit().into_diagnostic()?;
     // The name is for people who list processes.
     let _ = set_name(c"subnet");
-    let mut gateway = Gateway::new(listener.into(), owner, descriptors).into_diagnostic()?;
-    seal_alone(Sealing {
+    let gateway = Gateway::new(listener.into(), owner, descriptors).into_diagnostic()?;
+    let sealed = seal_alone(Sealing {
         kind: ThreadKind::Gateway,
-        policy: SandboxPolicy::Auto,
+        policy: SandboxPolicy::Require,
         identity,
         beneath: None,
         missing: Vec::new(),
-    })
-    .into_diagnostic()?;
-    gateway.run().into_diagnostic()
+    });
+    // It has the other layers, and serves the VMs that do not require all.
+    let missing = sealed.err().map(|SandboxError::Incomplete(missing)| missing);
+    gateway.with_missing_layers(missing).run().into_diagnostic()
 }
 
 /// Limits the process's use of the host's resources. Returns the limit of descriptors.

@@ -85,6 +85,9 @@ pub struct Join {
     /// [`Response::Joined`]; one of an older release does not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub offloads: bool,
+    /// Whether the VM requires all layers of the sandbox, the gateway's too.
+    #[serde(default)]
+    pub sandbox_required: bool,
     /// Whether the guest may reach the outside, if its network leads there.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub outside: bool,
@@ -245,6 +248,7 @@ mod tests {
             bandwidth: None,
             packets: None,
             offloads: false,
+            sandbox_required: false,
             outside: true,
             settings: None,
             facts: HostFacts::default(),

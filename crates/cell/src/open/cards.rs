@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use config::VmSpec;
-use config::vm::{NetKind, NetSpec};
+use config::vm::{NetKind, NetSpec, SandboxSpec};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
 use registry::subnet::{HostFacts, Join};
@@ -124,6 +124,7 @@ pub(super) fn join(net: &NetSpec, mac: [u8; 6], card: usize, vm: &str, spec: &Vm
         bandwidth: net.bandwidth.map(|size| size.0),
         packets: net.packets,
         offloads: false,
+        sandbox_required: spec.sandbox == SandboxSpec::Require,
         outside: true,
         settings: None,
         facts: HostFacts::default(),

@@ -67,6 +67,7 @@ mod tests {
             host,
             bandwidth: None,
             packets: None,
+            sandbox_required: false,
             outside: true,
             settings: None,
             facts: HostFacts::default(),

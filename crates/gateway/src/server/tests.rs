@@ -28,9 +28,10 @@ impl Served {
         let _ = std::fs::remove_dir_all(&runtime);
         std::fs::create_dir(&runtime).unwrap();
         let listener = UnixListener::bind(socket_path(&runtime)).unwrap();
+        let missing = (name == "layers").then(|| "system call filter: not supported".to_owned());
         let thread = std::thread::spawn(move || {
             let gateway = Gateway::new(listener, owner, 1024)?;
-            gateway.with_idle_limit(idle).run()
+            gateway.with_idle_limit(idle).with_missing_layers(missing).run()
         });
         Self {
             runtime,
@@ -109,6 +110,7 @@ fn card(network: &str, vm: &str, number: u8) -> Join {
         bandwidth: None,
         packets: None,
         offloads: false,
+        sandbox_required: false,
         outside: true,
         settings: None,
         facts: HostFacts::default(),
@@ -384,6 +386,20 @@ fn cards_of_a_network_agree_on_its_settings_which_hold_for_their_frames() {
     while let Err(error) = gateway.join(join("c", 3, "10.20.0.0/16")) {
         assert!(Instant::now() < deadline, "{error}");
     }
+}
+
+#[test]
+fn vm_that_requires_the_sandbox_is_refused_by_a_gateway_that_lacks_a_layer() {
+    let requiring = || Join {
+        sandbox_required: true,
+        ..card("n", "a", 1)
+    };
+    let gateway = Served::start("layers");
+    let refused = gateway.join(requiring()).err().unwrap();
+    assert!(refused.contains("lacks system call filter"), "{refused}");
+    let _other = gateway.join(card("n", "a", 1)).unwrap();
+    let gateway = Served::start("sealed");
+    let _card = gateway.join(requiring()).unwrap();
 }
 
 #[test]
