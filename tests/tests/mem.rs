@@ -113,6 +113,93 @@ fn columns_add_up_to_the_memory_that_the_host_loses() {
     vms.iter().for_each(|vm| drop(vm.kill()));
 }
 
+/// The row of a use in a VM's map, or the total.
+#[track_caller]
+fn use_of<'a>(map: &'a Value, name: &str) -> &'a Value {
+    let rows = map["uses"].as_array().expect("a list of uses");
+    rows.iter()
+        .find(|row| row["use"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {map:#}"))
+}
+
+#[track_caller]
+fn explain(vm: &Vm) -> Value {
+    mirrorball(["mem", vm.name(), "--explain", "--json"])
+        .limit(SOON)
+        .ok()
+        .json()
+}
+
+#[test]
+fn explained_pages_add_up_to_the_memory_that_the_host_counts() {
+    let scratch = Scratch::new("explain");
+    let vm = VmFile::new("explain").memory("256M").start(&scratch);
+    vm.add_tool();
+    let (map, table) = (explain(&vm), settled());
+    let row = row(&table, &vm);
+    let report = format!("{map:#}\n{row:#}");
+    assert_eq!(map["unread"], Value::Null, "{report}");
+    let total = &map["total"];
+    assert_eq!(bytes(total, "bytes"), 256 * MIB, "{report}");
+    let (counted, explained) = (
+        bytes(row, "private_bytes") + bytes(row, "copied_bytes"),
+        bytes(total, "private_bytes"),
+    );
+    assert!(
+        (counted - explained).abs() * 100 <= 3 * counted,
+        "more than 3% apart: {report}"
+    );
+    let uses = map["uses"].as_array().expect("a list of uses");
+    let sum: i64 = uses.iter().map(|row| bytes(row, "private_bytes")).sum();
+    assert_eq!(sum, explained, "{report}");
+    // A Debian kernel has 14 MiB of code and 8 MiB of read-only data, and 2 MiB of page structs for each
+    // 128 MiB. The files of this image are in a tmpfs.
+    for (name, least, most) in [
+        ("kernel-text", 8, 24),
+        ("kernel-rodata", 2, 16),
+        ("kernel-data", 1, 32),
+        ("page-structs", 4, 4),
+        ("slab", 1, 48),
+        ("shared-memory", 1, 64),
+        ("free", 64, 256),
+    ] {
+        let found = bytes(use_of(&map, name), "bytes");
+        assert!(
+            (least * MIB..=most * MIB).contains(&found),
+            "{found} of {name}: {report}"
+        );
+    }
+    let text = &use_of(&map, "kernel-text")["origins"];
+    let loaded = text["loaded"].as_i64().unwrap_or(0) + text["overwritten"].as_i64().unwrap_or(0);
+    assert!(
+        loaded * 10 >= bytes(use_of(&map, "kernel-text"), "bytes") * 9,
+        "{report}"
+    );
+
+    // Memory of a process is anonymous, and of unknown origin.
+    let mut program = vm.tool(&["hold", "64", "30"]).spawn();
+    program.wait_for("held", Duration::from_secs(60));
+    let full = explain(&vm);
+    program.wait().expect(0);
+    let anonymous = |map: &Value| bytes(use_of(map, "anonymous"), "private_bytes");
+    let grown = anonymous(&full) - anonymous(&map);
+    assert!(
+        (60 * MIB..80 * MIB).contains(&grown),
+        "{grown} bytes more: {full:#}"
+    );
+    let people = mirrorball(["mem", vm.name(), "--explain"])
+        .limit(SOON)
+        .ok()
+        .text();
+    for word in ["USE ", "kernel text ", "anonymous ", "total "] {
+        assert!(
+            people.lines().any(|line| line.starts_with(word)),
+            "{word}:\n{people}"
+        );
+    }
+    vm.kill();
+}
+
 #[test]
 fn memory_that_a_guest_fills_counts_as_its_private_memory() {
     let scratch = Scratch::new("fills");

@@ -159,8 +159,14 @@ enum Command {
     Events(events::EventsArgs),
     /// Show the page-fault stalls of a VM with coherent memory, and its hottest pages
     Heat(heat::HeatArgs),
-    /// Show the host memory that VMs use, and how much of it they share
+    /// Show the host memory that VMs use, and how much of it they share; or the pages of one VM by their use
     Mem {
+        /// Name of the VM, with --explain
+        #[arg(requires = "explain")]
+        vm: Option<String>,
+        /// Show this VM's pages by their use in the guest and the reason why the host has memory for them
+        #[arg(long, requires = "vm", conflicts_with = "watch")]
+        explain: bool,
         /// As JSON
         #[arg(long)]
         json: bool,
@@ -444,7 +450,15 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Inspect { vm } => list::inspect(&vm),
         Command::Events(args) => events::events(&args),
         Command::Heat(args) => heat::heat(&args),
-        Command::Mem { json, watch } => mem::mem(json, watch),
+        Command::Mem {
+            vm: Some(vm), json, ..
+        } => mem::explain(&vm, json),
+        Command::Mem {
+            vm: None,
+            json,
+            watch,
+            ..
+        } => mem::mem(json, watch),
         Command::Top(args) => top::top(&args),
         Command::Clone(args) => clone::clone(&args),
         Command::Snapshot { vm, directory, .. } => clone::snapshot(&vm, &directory),

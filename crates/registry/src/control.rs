@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use shard_api::launch::VCPU_STOP_MS_MAX;
+pub use shard_api::page_map::{HostPage, PageMapPart, PageRun};
 use urpc::version::Versions;
 
 use crate::json_line::Protocol;
@@ -51,6 +52,11 @@ pub enum Request {
     Kill,
     /// Report the shard's counters.
     Status,
+    /// Report the origins of the VM's pages from this one on. The response is [`Answer::PageMap`].
+    PageMap {
+        /// Number of the first page.
+        from: u64,
+    },
     /// Freeze the VM and resume it. The response is a `cell::frozen::FreezeAnswer` with files.
     Freeze,
     /// Send the descriptor of a shared region that the VM has. The response is [`Answer::Done`] with the
@@ -128,6 +134,8 @@ pub enum Answer {
         /// The counters, as the shard sent them.
         status: Value,
     },
+    /// The origins of some pages.
+    PageMap(PageMapPart),
     /// The vCPU runs in the requested cell.
     Moved {
         /// Pause of the vCPU, in nanoseconds.
@@ -217,6 +225,7 @@ impl Request {
             Self::Stop { .. }
             | Self::Kill
             | Self::Status
+            | Self::PageMap { .. }
             | Self::Region { .. }
             | Self::Move { .. }
             | Self::Place { .. }

@@ -197,6 +197,7 @@ mod tests {
             Order::Step { .. } => "step",
             Order::Shared { .. } => "shared",
             Order::MemoryNodes { .. } => "memory-nodes",
+            Order::PageMap { .. } => "page-map",
             Order::Resident { .. } => "resident",
             Order::Pause => "pause",
             Order::Resume => "resume",
@@ -231,6 +232,6 @@ mod tests {
             .map(|order| name_of(order).to_owned())
             .collect();
         assert_eq!(names, kinds(&samples, "orders"));
-        assert_eq!(names.len(), 16);
+        assert_eq!(names.len(), 17);
     }
 }

@@ -9,6 +9,7 @@ mod cpu_moves;
 mod gangs;
 mod lent_cpus;
 mod lies;
+mod pages;
 mod promises;
 mod regions;
 mod reservations;

@@ -1,4 +1,4 @@
-//! The host's NUMA nodes that a running VM's memory lies on.
+//! The memory of a running VM: the host's NUMA nodes that it lies on, and the origins of its pages.
 //!
 //! The shard binds its memory and moves it, step by step, by orders; `shard::memory::nodes` has the reasons.
 //! Orders of other clients come in between. The position of the memory is read from the host afterwards,
@@ -11,6 +11,7 @@ use hostinfo::memory_use::numa_maps;
 use registry::update::MemoryReport;
 use registry::vms::Record;
 use shard_api::launch::{Answer, Order};
+use shard_api::page_map::PageMapPart;
 
 use super::{VmHandle, not_an_answer};
 use crate::memory_nodes::{HostMemory, Wanted, check, lenders};
@@ -19,6 +20,20 @@ use crate::memory_nodes::{HostMemory, Wanted, check, lenders};
 const MOVE_LIMIT: Duration = Duration::from_secs(600);
 
 impl VmHandle {
+    /// Returns the origins of the VM's pages from page `from` on, of which one part is reported at a time.
+    ///
+    /// # Errors
+    /// If the VM does not record them, or reports something else.
+    pub(crate) fn page_map(&self, from: u64) -> io::Result<PageMapPart> {
+        match self.act(&Order::PageMap { from })? {
+            Answer::PageMap(part) if part.answers(from) => Ok(part),
+            Answer::PageMap(_) => Err(io::Error::other(
+                "the VM's shard reports pages that do not follow",
+            )),
+            other => Err(not_an_answer(&other)),
+        }
+    }
+
     /// Binds the memory of a VM to these nodes, or to none in particular, moves it there, and records that.
     /// Returns the nodes of its pages.
     ///

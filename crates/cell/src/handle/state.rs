@@ -253,9 +253,11 @@ impl State {
         self.status = match answer {
             Answer::Status(status) => Some(Ok(status)),
             Answer::Refused { why } => Some(Err(why)),
-            Answer::Done | Answer::Moved(_) | Answer::MemoryMoved { .. } | Answer::VcpuStatistics { .. } => {
-                return;
-            }
+            Answer::Done
+            | Answer::Moved(_)
+            | Answer::MemoryMoved { .. }
+            | Answer::PageMap(_)
+            | Answer::VcpuStatistics { .. } => return,
         };
         self.status_asked = None;
     }

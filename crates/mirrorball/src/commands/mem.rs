@@ -1,4 +1,6 @@
-//! `mirrorball mem`: host memory that running VMs use.
+//! `mirrorball mem`: host memory that running VMs use, and one VM's pages by their use.
+
+mod pages;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -6,10 +8,11 @@ use std::time::Duration;
 
 use hostinfo::memory_use::{MemoryUse, VmMemory};
 use miette::{IntoDiagnostic, Result};
-use operations::memory;
+use operations::{memory, page_use};
 use registry::vms::Registry;
 
-use super::execution_site::in_lab;
+use super::execution_site::{Found, find, in_lab};
+use crate::failed;
 
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Moves the cursor to the first line, and clears to the end of the screen after the table.
@@ -41,6 +44,20 @@ pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
         }
         std::thread::sleep(WATCH_INTERVAL);
     }
+}
+
+/// Prints the pages of one VM by their use in the guest and their origin on the host.
+pub fn explain(vm: &str, json: bool) -> Result<ExitCode> {
+    let folder = match find(vm)? {
+        Found::Here(folder) => folder,
+        Found::Elsewhere(code) => return Ok(code),
+    };
+    let table = page_use::explain(vm, &folder).map_err(failed)?;
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&table).into_diagnostic()?),
+        false => print!("{}", pages::text(&table)),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Formats the table for people.

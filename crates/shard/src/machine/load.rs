@@ -36,6 +36,12 @@ pub(super) fn load(
                 sharing.mark_huge(part.at, part.at.saturating_add(part.bytes));
             }
         }
+        for part in &kernel.segments {
+            sharing.note_loaded(&files.kernel, part.at, part.offset, part.bytes);
+        }
+        if let (Some(file), Some(initrd)) = (&files.initrd, initrd) {
+            sharing.note_loaded(file, initrd.start, 0, initrd.bytes);
+        }
         // Pages that the kernel writes would not stay shared.
         for part in kernel.segments.iter().filter(|part| !part.writable) {
             sharing.loaded(&files.kernel, part.at, part.offset, part.bytes, map)?;

@@ -216,6 +216,7 @@ impl OrderContext<'_, '_> {
                 Answer::Done
             }
             Order::MemoryNodes { nodes, from } => self.place_memory(&nodes, from),
+            Order::PageMap { from } => self.page_map(from),
             Order::Resident { bytes } => self.limit_resident(bytes),
             Order::Pause => self.pause(),
             Order::Resume => {
@@ -249,6 +250,25 @@ impl OrderContext<'_, '_> {
         let changed = self.nodes.change(memory, layout, nodes);
         match changed.and_then(|()| self.nodes.move_from(memory, layout, from, of_images)) {
             Ok(next) => Answer::MemoryMoved { next },
+            Err(error) => Answer::Refused { why: chain(&error) },
+        }
+    }
+
+    /// Reports the origins of some pages.
+    fn page_map(&self, from: u64) -> Answer {
+        let sharing = match self.kind {
+            VmKind::Plain(plain) => plain.memory.sharing(),
+            VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => None,
+        };
+        let Some(sharing) = sharing else {
+            return Answer::Refused {
+                why: "the origins of its pages are not recorded, as they are not shared: it spans cells, is \
+                      paged, or has huge pages of the host's pool"
+                    .to_owned(),
+            };
+        };
+        match sharing.mapper.page_map(from) {
+            Ok(part) => Answer::PageMap(part),
             Err(error) => Answer::Refused { why: chain(&error) },
         }
     }

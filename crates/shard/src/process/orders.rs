@@ -91,7 +91,7 @@ impl StoredAnswer {
     fn note(&mut self, id: OrderId, answer: &Answer) {
         self.last = id;
         self.answer = match answer {
-            Answer::Status(_) | Answer::VcpuStatistics { .. } => None,
+            Answer::Status(_) | Answer::VcpuStatistics { .. } | Answer::PageMap(_) => None,
             other => Some(other.clone()),
         };
     }

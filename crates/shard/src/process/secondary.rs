@@ -199,6 +199,7 @@ fn perform(
         | Order::Move { .. }
         | Order::Shared { .. }
         | Order::MemoryNodes { .. }
+        | Order::PageMap { .. }
         | Order::Resident { .. }
         | Order::Nmi
         | Order::Reset => Answer::Refused {

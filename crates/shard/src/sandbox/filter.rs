@@ -330,6 +330,8 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_memfd_create,
             libc::SYS_pread64,
             libc::SYS_pwrite64,
+            // Compares copies with their images.
+            libc::SYS_preadv2,
         ],
         ThreadKind::Orders => crate::process::order_reader::SYSCALLS,
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],

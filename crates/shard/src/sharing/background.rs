@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -18,10 +17,12 @@ use std::time::{Duration, Instant};
 use policy::sharing::trims;
 
 use super::extents::{ImageId, Run};
+use super::fates::Fate;
 use super::lease_watch::LEASE_INTERVAL;
 use super::leases::LEASED_FIRST;
 use super::mapper::{MapTime, Mapped, Mapper};
 use super::metrics::add;
+use super::page_cache::read_cached;
 use super::pagemap;
 use super::pages::{PAGE_BYTES, Pages};
 use super::pressure_monitor::PressureMonitor;
@@ -190,8 +191,13 @@ impl Background {
                 }
             }
             let mut pages = self.mapper.pages();
-            for page in unequal.into_iter().chain(at + there..at + run.pages) {
-                pages.chosen.remove(page..page + 1);
+            let overwritten = unequal.into_iter().map(|page| (page, Fate::Overwritten));
+            let cold = (at + there..at + run.pages).map(|page| (page, Fate::Cold));
+            for (page, fate) in overwritten.chain(cold) {
+                // The guest may have released it meanwhile, or read something else into it.
+                if pages.chosen.cover(page..page + 1) {
+                    pages.resolve(page, fate);
+                }
             }
         }
     }
@@ -239,27 +245,10 @@ impl Background {
     /// Appends an image's pages to `bytes`, as far as the page cache has them. Returns the number of whole
     /// pages.
     fn read_cached(&mut self, run: &Run) -> u64 {
-        let Some(image) = self.mapper.image(run.image) else {
-            return 0;
-        };
-        let start = self.bytes.len();
-        self.bytes.resize(start + (run.pages * PAGE_BYTES) as usize, 0);
-        let room = &mut self.bytes[start..];
-        let vector = libc::iovec {
-            iov_base: room.as_mut_ptr().cast(),
-            iov_len: room.len(),
-        };
-        let offset = (run.first * PAGE_BYTES) as libc::off_t;
-        // SAFETY: the vector names a live, exclusive buffer of that length.
-        let mut read = unsafe { libc::preadv2(image.as_raw_fd(), &vector, 1, offset, libc::RWF_NOWAIT) };
-        if read < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
-            // A file system in memory, or one that does not report its cache.
-            // SAFETY: as above.
-            read = unsafe { libc::pread(image.as_raw_fd(), vector.iov_base, vector.iov_len, offset) };
-        }
-        let pages = u64::try_from(read).unwrap_or(0) / PAGE_BYTES;
-        self.bytes.truncate(start + (pages * PAGE_BYTES) as usize);
-        pages
+        let image = self.mapper.image(run.image);
+        image.map_or(0, |image| {
+            read_cached(&image, run.first, run.pages, &mut self.bytes)
+        })
     }
 
     /// Returns whether guest pages equal the bytes at `place`. While the guest runs the result is a hint
@@ -320,6 +309,7 @@ impl Background {
             pages.chosen.remove(at..at + run.pages);
             if run.pages == 1 {
                 add(&metrics.changed, 1);
+                pages.resolve(at, Fate::Overwritten);
             } else {
                 // Some of its pages may still be equal.
                 pages.copies.insert(at, run);

@@ -8,6 +8,7 @@ use diskstore::disk::{Origin, Segments, Store};
 use policy::sharing::SharingMode;
 
 use super::extents::ImageId;
+use super::fates::Fate;
 use super::mapper::{MapTime, Mapped, Mapper};
 use super::pages::PAGE_BYTES;
 use super::pressure_monitor::PressureMonitor;
@@ -60,7 +61,32 @@ impl DiskSharing {
             return Ok(());
         }
         let parts = self.cut(store, offset, into);
-        self.mapper.before_copy(&parts)
+        self.mapper.before_copy(&parts)?;
+        self.note_unaligned(into, &parts);
+        Ok(())
+    }
+
+    /// Records the guest pages of those bytes of an image that are no whole pages of it.
+    fn note_unaligned(&self, into: &Segments, parts: &[ReadPart]) {
+        let unaligned = parts.iter().filter_map(|part| match *part {
+            ReadPart::Copy {
+                start,
+                bytes,
+                of_image: true,
+            } => Some(into.part(start, bytes)),
+            _ => None,
+        });
+        for piece in unaligned.flat_map(|part| part.iovecs().to_vec()) {
+            let (start, bytes) = (piece.iov_base as u64, piece.iov_len as u64);
+            let Some((first, in_ram)) = self.mapper.page_at(start).filter(|_| bytes > 0) else {
+                continue;
+            };
+            let count = (start % PAGE_BYTES + bytes).div_ceil(PAGE_BYTES).min(in_ram);
+            let mut pages = self.mapper.pages();
+            for page in first..first + count {
+                pages.fates.set(page, Fate::Unaligned);
+            }
+        }
     }
 
     fn mode(&self) -> SharingMode {
@@ -102,12 +128,13 @@ impl DiskSharing {
 
     fn copy(&self, store: &dyn Store, offset: u64, into: &Segments, part: &ReadPart) -> io::Result<()> {
         let (start, bytes) = match *part {
-            ReadPart::Copy { start, bytes } => (start, bytes),
+            ReadPart::Copy { start, bytes, .. } => (start, bytes),
             ReadPart::Share { start, run, .. } => (start, run.pages * PAGE_BYTES),
         };
         store.read(&into.part(start, bytes), offset + start)?;
         let mapper = &self.mapper;
         mapper.remember(&mut mapper.pages(), std::slice::from_ref(part));
+        self.note_unaligned(into, std::slice::from_ref(part));
         Ok(())
     }
 }

@@ -130,7 +130,7 @@ impl Mapper {
     }
 
     /// Returns the memory's own file.
-    fn memory_file(&self) -> io::Result<File> {
+    pub(super) fn memory_file(&self) -> io::Result<File> {
         let region = self.memory.iter().next();
         let file = region
             .and_then(|region| region.file_offset())

@@ -13,6 +13,7 @@ use nix::sys::stat::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::extents::{ImageId, NOTHING, Run};
+use super::fates::Fates;
 use super::leases::{self, LEASED_FIRST, Leases};
 use super::mapping;
 use super::metrics::{Metrics, add};
@@ -105,6 +106,7 @@ impl Mapper {
                 file: file.file().as_raw_fd(),
             });
         }
+        let end = parts.last().map_or(0, |part| part.range().end);
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count")
             .ok()
             .and_then(|text| text.trim().parse::<usize>().ok());
@@ -116,7 +118,10 @@ impl Mapper {
             huge,
             runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
             huge_pages: Mutex::default(),
-            pages: Mutex::default(),
+            pages: Mutex::new(Pages {
+                fates: Fates::up_to(end),
+                ..Pages::default()
+            }),
             leases_usable: leases::are_usable(),
             leases: Mutex::default(),
             metrics: Metrics::default(),
@@ -278,35 +283,42 @@ impl Mapper {
     /// them for the background, if file and memory have the same offset in a page. Pages that can't be mapped
     /// remain a copy.
     pub fn loaded(&self, file: &File, at: u64, offset: u64, bytes: u64, map: bool) -> io::Result<()> {
-        if at % PAGE_BYTES != offset % PAGE_BYTES {
+        let Some((page, run)) = self.whole_pages(file, at, offset, bytes) else {
             return Ok(());
+        };
+        if !map {
+            self.pages().remember(page, run);
+            return Ok(());
+        }
+        let counter = &self.metrics.mapped_at_boot;
+        match self.map(&mut self.pages(), page, run, MapTime::AtBoot, counter) {
+            // The file system can't map files.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
+    /// Records that a file was loaded at `at`, for [`Mapper::page_map`] alone.
+    pub fn note_loaded(&self, file: &File, at: u64, offset: u64, bytes: u64) {
+        if let Some((page, run)) = self.whole_pages(file, at, offset, bytes) {
+            self.pages().loaded.insert(page, run);
+        }
+    }
+
+    /// Returns the whole pages of guest memory from `at` on that are whole pages of an image, with these.
+    fn whole_pages(&self, file: &File, at: u64, offset: u64, bytes: u64) -> Option<(u64, Run)> {
+        if at % PAGE_BYTES != offset % PAGE_BYTES {
+            return None;
         }
         let start = at.next_multiple_of(PAGE_BYTES);
         let end = at.saturating_add(bytes) / PAGE_BYTES * PAGE_BYTES;
-        let Some(image) = self.image_of(file).filter(|_| start < end) else {
-            return Ok(());
-        };
+        let image = self.image_of(file).filter(|_| start < end)?;
         let run = Run {
             pages: (end - start) / PAGE_BYTES,
             image,
             first: (offset + (start - at)) / PAGE_BYTES,
         };
-        if !map {
-            self.pages().remember(start / PAGE_BYTES, run);
-            return Ok(());
-        }
-        let counter = &self.metrics.mapped_at_boot;
-        match self.map(
-            &mut self.pages(),
-            start / PAGE_BYTES,
-            run,
-            MapTime::AtBoot,
-            counter,
-        ) {
-            // The file system can't map files.
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
-            result => result.map(|_| ()),
-        }
+        Some((start / PAGE_BYTES, run))
     }
 
     /// Returns the image that is the same file, however that was opened.
@@ -329,6 +341,7 @@ impl Mapper {
     pub fn release(&self, range: Range<u64>) -> io::Result<bool> {
         let mut pages = self.pages();
         pages.forget(range.clone());
+        pages.loaded.remove(range.clone());
         if pages.frozen {
             let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
             let count = range.end - range.start;

@@ -20,6 +20,7 @@
 mod background;
 mod disk;
 mod extents;
+mod fates;
 mod folder;
 mod frozen;
 mod lease_watch;
@@ -27,6 +28,8 @@ mod leases;
 mod mapper;
 mod mapping;
 mod metrics;
+mod page_cache;
+mod page_map;
 mod pagemap;
 mod pages;
 mod pressure_monitor;

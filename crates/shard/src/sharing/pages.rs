@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use super::extents::{Extents, Run};
+use super::fates::{Fate, Fates};
 
 pub use page::PAGE_BYTES;
 
@@ -39,6 +40,10 @@ pub(super) struct Pages {
     pub chosen: Extents,
     /// Copies in runs that are too short to be replaced while there is plenty of memory.
     pub short: Extents,
+    /// Pages into which the kernel and the initramfs were loaded. They may have been overwritten.
+    pub loaded: Extents,
+    /// Outcome of the last read of a page that is no copy any more.
+    pub fates: Fates,
     /// Whether the memory's file is frozen ([`super::Frozen`]). It and the layers are then mapped privately,
     /// and never changed.
     pub frozen: bool,
@@ -58,6 +63,13 @@ impl Pages {
         ] {
             copies.remove(range.clone());
         }
+        self.fates.clear(range);
+    }
+
+    /// Records that a page is no unchanged copy.
+    pub fn resolve(&mut self, page: u64, fate: Fate) {
+        self.forget(page..page + 1);
+        self.fates.set(page, fate);
     }
 
     /// Records that these pages are copies of `run`.

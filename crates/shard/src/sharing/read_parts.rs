@@ -20,8 +20,8 @@ pub(crate) enum Source {
 pub(crate) enum ReadPart {
     /// The guest pages from `page` on can map `run`.
     Share { start: u64, page: u64, run: Run },
-    /// These bytes must be copied.
-    Copy { start: u64, bytes: u64 },
+    /// These bytes must be copied. Those of an image (`of_image`) are no whole pages of it.
+    Copy { start: u64, bytes: u64, of_image: bool },
 }
 
 /// Divides a read of `pieces` (address and length each) from `offset` of a disk.
@@ -43,7 +43,7 @@ pub(crate) fn cut(
             let bytes = match source(offset + start, left) {
                 Source::Other { bytes } => {
                     let bytes = bytes.clamp(1, left);
-                    parts.copy(start, bytes);
+                    parts.copy(start, bytes, false);
                     bytes
                 }
                 Source::Image { image, offset, bytes } => {
@@ -64,14 +64,19 @@ pub(crate) fn cut(
 struct ReadParts(Vec<ReadPart>);
 
 impl ReadParts {
-    fn copy(&mut self, start: u64, bytes: u64) {
+    fn copy(&mut self, start: u64, bytes: u64, of_image: bool) {
         match self.0.last_mut() {
             _ if bytes == 0 => (),
             Some(ReadPart::Copy {
                 start: before,
                 bytes: length,
-            }) if *before + *length == start => *length += bytes,
-            _ => self.0.push(ReadPart::Copy { start, bytes }),
+                of_image: before_is,
+            }) if *before + *length == start && *before_is == of_image => *length += bytes,
+            _ => self.0.push(ReadPart::Copy {
+                start,
+                bytes,
+                of_image,
+            }),
         }
     }
 
@@ -88,10 +93,10 @@ impl ReadParts {
         let whole = (bytes - head) / PAGE_BYTES;
         let aligned = host % PAGE_BYTES == offset % PAGE_BYTES;
         let Some((page, in_ram)) = page_at(host + head).filter(|_| aligned && whole > 0) else {
-            return self.copy(start, bytes);
+            return self.copy(start, bytes, true);
         };
         let pages = whole.min(in_ram);
-        self.copy(start, head);
+        self.copy(start, head, true);
         let run = Run {
             pages,
             image,
@@ -103,7 +108,7 @@ impl ReadParts {
             run,
         });
         let end = head + pages * PAGE_BYTES;
-        self.copy(start + end, bytes - end);
+        self.copy(start + end, bytes - end, true);
     }
 }
 
@@ -157,9 +162,13 @@ mod tests {
             let mut at = 0;
             for part in parts {
                 match part {
-                    ReadPart::Copy { start, bytes } => {
+                    ReadPart::Copy { start, bytes, of_image } => {
                         prop_assert_eq!(start, at);
                         prop_assert!(bytes > 0);
+                        for sector in 0..bytes / 512 {
+                            let from = offset * 512 + start + sector * 512;
+                            prop_assert_eq!(origins.contains_key(&from), of_image);
+                        }
                         at += bytes;
                     }
                     ReadPart::Share { start, page, run } => {

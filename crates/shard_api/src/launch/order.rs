@@ -9,6 +9,7 @@ use urpc::version::Versions;
 use super::Ending;
 #[cfg(doc)]
 use super::{LaunchSpec, MappedFile, TscLaunch};
+use crate::page_map::PageMapPart;
 
 /// Longest stop of one vCPU by one order, milliseconds.
 pub const VCPU_STOP_MS_MAX: u16 = 100;
@@ -84,6 +85,12 @@ pub enum Order {
         /// Numbers of the nodes; when empty, the memory is bound to none, and nothing moves.
         nodes: Vec<u32>,
         /// Guest-physical address, a multiple of the page size.
+        from: u64,
+    },
+    /// Report the origin of the VM's pages. Refused for memory that shares no pages: of a VM that spans cells
+    /// or is paged, or in huge pages of the host's pool. Answered by [`Answer::PageMap`].
+    PageMap {
+        /// Number of the first page.
         from: u64,
     },
     /// Set the limit of guest memory in the host's memory. Refused for a VM without
@@ -178,6 +185,8 @@ pub enum Answer {
         /// [`Order::MemoryNodes::from`] of the next order; none if all of the memory was checked.
         next: Option<u64>,
     },
+    /// The origins of some pages.
+    PageMap(PageMapPart),
     /// The order was not performed.
     Refused {
         /// Reason, in one line.

@@ -5,6 +5,7 @@ mod background;
 mod frozen;
 mod leased;
 mod model;
+mod page_map;
 mod read;
 
 use std::fs::File;
