@@ -6,6 +6,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::BootFiles;
 use super::error::MachineError;
 use crate::arch::x86_64::acpi::{self, NodeTable};
+use crate::arch::x86_64::early_memory;
 use crate::arch::x86_64::kernel::{self, Entry, KernelError};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::memory_map::memory_map;
@@ -29,6 +30,19 @@ pub(super) fn load(
         Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
         None => None,
     };
+    // Other programs do not use their memory so, and Linux with several nodes divides it. Paged memory is
+    // given in small pages.
+    if kernel.is_linux() && spec.nodes.is_empty() && spec.memory.paging.is_none() {
+        let initrd = initrd.map_or(0..0, |initrd| initrd.start..initrd.start + initrd.bytes);
+        let structs = early_memory::page_structs(&layout.ram, &initrd);
+        let objects = early_memory::kernel_objects(&layout.ram, kernel.end, &structs);
+        memory::fill_with_huge_pages(memory, structs);
+        if !map {
+            for range in objects {
+                memory::fill_with_huge_pages(memory, range);
+            }
+        }
+    }
     if let Some(sharing) = sharing {
         if !map {
             // The kernel frees much of the rest after its start, for page cache that is to be shared.

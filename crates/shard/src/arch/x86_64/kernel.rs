@@ -44,6 +44,13 @@ pub struct Kernel {
     pub segments: Vec<Segment>,
 }
 
+impl Kernel {
+    /// Returns whether the kernel is entered as Linux is: from a bzImage, or by PVH.
+    pub fn is_linux(&self) -> bool {
+        self.header.is_some() || matches!(self.entry, Entry::Pvh(_))
+    }
+}
+
 /// A segment of the kernel's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {

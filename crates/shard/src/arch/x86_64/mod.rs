@@ -2,6 +2,7 @@
 
 pub mod acpi;
 pub mod cpuid;
+pub mod early_memory;
 pub mod kernel;
 pub mod memory_map;
 pub mod msr;
