@@ -15,6 +15,7 @@ pub mod driver;
 pub mod entitlement;
 pub mod entry;
 pub mod gang;
+pub mod halt_rate;
 pub mod idle_balancer;
 pub mod load_tree;
 pub mod message;

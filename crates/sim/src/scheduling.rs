@@ -11,6 +11,7 @@
 //! - [`round_robin`]: a plain scheduler to compare with;
 //! - [`world`]: the events, and the rules that hold at each tick;
 //! - [`experiment`]: gangs beside other schedulers;
+//! - [`sleepers`]: threads that sleep beside threads that spin;
 //! - [`spanning`]: windows of VMs that span cells, beside other schedulers;
 //! - [`balancing`]: the real time that balancing takes.
 
@@ -21,11 +22,14 @@ pub mod program;
 pub mod published;
 pub mod report;
 pub mod round_robin;
+pub mod sleepers;
 pub mod spanning;
 pub mod world;
 
 #[cfg(test)]
 mod cells;
+#[cfg(test)]
+mod sleepers_tests;
 #[cfg(test)]
 mod spanning_tests;
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod current;
 mod gang_calls;
 mod moves;
 mod seen;
+mod ungated;
 
 use std::sync::Arc;
 
@@ -275,6 +276,7 @@ impl Driver {
                     self.counters.spins += 1;
                 }
             }
+            Change::Sample(sample) => self.sample(vcpu, &sample, now, view, out),
             Change::Remove => {
                 if current.is_some_and(|current| current.vcpu == vcpu) {
                     self.stop(now, view, out);
@@ -289,11 +291,8 @@ impl Driver {
 
     /// Takes vCPUs that have been halted for the hysteresis out of their gangs.
     fn expire_halts(&mut self, now: Nanos, view: &impl View, out: &mut Vec<Effect>) {
-        let hysteresis = self.tunables.halt_hysteresis_ns;
-        let is_over = |one: &&mut Queued| {
-            one.halted_at
-                .is_some_and(|at| now >= at.saturating_add(hysteresis))
-        };
+        let tunables = self.tunables;
+        let is_over = |one: &&mut Queued| one.idle_at(&tunables).is_some_and(|at| now >= at);
         while let Some(queued) = self.queue.slots_mut().iter_mut().find(is_over) {
             queued.halted_at = None;
             let vcpu = queued.vcpu;
@@ -319,6 +318,7 @@ impl Driver {
             }
         }
         self.check_stragglers(now, view);
+        self.follow_halt_rates(now, view, out);
         let choice = self.choice(now, view, is_over);
         let former = self.current;
         let mut started = None;
@@ -358,7 +358,8 @@ impl Driver {
             self.call_gang(former.vcpu.vm, true, begin, now, view, out);
         }
         let has_hole = self.current.is_none_or(|current| current.mode == Mode::Filler);
-        if has_hole && self.is_online {
+        // Linux has a vCPU for the CPU.
+        if has_hole && self.is_online && !self.queue.has_ungated() {
             self.search(now, view, out);
         } else {
             self.search_at = None;
@@ -373,7 +374,7 @@ impl Driver {
         let seen = sight!(self, view);
         self.candidates.clear();
         for (slot, queued) in self.queue.slots().iter().enumerate() {
-            if queued.entry.state == VcpuState::Idle {
+            if !queued.entry.state.is_gated() {
                 continue;
             }
             let current = self.current.filter(|current| current.vcpu == queued.vcpu);
@@ -465,12 +466,12 @@ impl Driver {
         let current = self.current.iter();
         let times = current.flat_map(|current| [Some(current.slice_end), current.check_at, current.cap_at]);
         let search_at = self.search_at.map(|at| at.max(self.next_search));
-        let hysteresis = self.tunables.halt_hysteresis_ns;
-        let halts = self.queue.slots().iter().filter_map(|one| one.halted_at);
+        let queue = self.queue.slots().iter();
+        let halts = queue.filter_map(|one| one.idle_at(&self.tunables));
         let next = times
             .flatten()
             .chain(search_at)
-            .chain(halts.map(|at| at.saturating_add(hysteresis)))
+            .chain(halts)
             .fold(self.next_tick, Nanos::min);
         // Never at once: a driver that woke for nothing must not keep its thread busy.
         let raw = self.clock.raw_at(next.max(self.clock.now() + TIMER_MIN));

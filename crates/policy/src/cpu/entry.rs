@@ -12,6 +12,15 @@ pub enum VcpuState {
     Waiting,
     /// Chosen by its CPU's driver.
     Running,
+    /// Has halted often: Linux runs it beside the chosen vCPU, and its gang does not need it.
+    Ungated,
+}
+
+impl VcpuState {
+    /// Whether it competes for its CPU with its gang: it waits, or is chosen.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::Waiting | Self::Running)
+    }
 }
 
 /// State of a vCPU that the driver of its CPU publishes. The driver that gives the vCPU away writes the entry
@@ -39,6 +48,7 @@ impl VcpuEntry {
             VcpuState::Idle => 0,
             VcpuState::Waiting => 1,
             VcpuState::Running => 2,
+            VcpuState::Ungated => 3,
         };
         [
             u64::from(self.cpu.0) << 2 | state,
@@ -54,8 +64,9 @@ impl VcpuEntry {
             cpu: CpuId((place >> 2) as u16),
             state: match place & 3 {
                 0 => VcpuState::Idle,
+                1 => VcpuState::Waiting,
                 2 => VcpuState::Running,
-                _ => VcpuState::Waiting,
+                _ => VcpuState::Ungated,
             },
             vtime,
             since,

@@ -33,8 +33,10 @@ pub struct Gang {
     pub rank: Rank,
     /// Weight, reservation and cap.
     pub terms: Terms,
-    /// Number of its vCPUs that are not idle.
+    /// Number of its vCPUs that run together.
     pub busy: u16,
+    /// Number of its vCPUs that Linux runs without the others.
+    pub ungated: u16,
     /// Whether two busy vCPUs are on one CPU, so that they can't run together.
     pub is_doubled: bool,
     /// Whether it has reached its cap.
@@ -53,13 +55,14 @@ impl Gang {
             vm,
             ..Rank::default()
         };
-        let (mut busy, mut used_us, mut is_doubled) = (0, 0_u64, false);
+        let (mut busy, mut ungated, mut used_us, mut is_doubled) = (0, 0, 0_u64, false);
         let mut cpus = CpuSet::default();
         for index in 0..terms.vcpus {
             let entry = view.vcpu(VcpuId { vm, index });
             rank.vtime = rank.vtime.wrapping_add(entry.vtime);
             used_us += entry.used_us(number);
-            if entry.state != VcpuState::Idle {
+            ungated += u16::from(entry.state == VcpuState::Ungated);
+            if entry.state.is_gated() {
                 busy += 1;
                 rank.since = rank.since.min(entry.since);
                 is_doubled |= !cpus.insert(entry.cpu);
@@ -73,10 +76,16 @@ impl Gang {
             rank,
             terms,
             busy,
+            ungated,
             is_doubled,
             is_throttled: standing.is_throttled,
             left_us: standing.left_us,
         }
+    }
+
+    /// Number of its vCPUs that use CPU time.
+    pub fn using(&self) -> u16 {
+        self.busy.saturating_add(self.ungated)
     }
 
     /// Whether its busy vCPUs have to run together: it is a gang of several, each on its own CPU.
@@ -126,7 +135,7 @@ pub fn is_runnable(
     let mut known = None;
     (0..gang.terms.vcpus).all(|index| {
         let entry = view.vcpu(VcpuId { vm, index });
-        entry.state == VcpuState::Idle
+        !entry.state.is_gated()
             || moved == Some(index)
             || entry.cpu == here
             || admits(view, &view.word(entry.cpu), &gang.rank, &mut known, now, tunables)

@@ -1,6 +1,7 @@
 //! Messages between drivers, events that a driver takes, and effects that it returns.
 
 use super::entry::VcpuEntry;
+use super::halt_rate::Sample;
 use super::word::Word;
 use super::{CpuId, Nanos, VcpuId, VmId};
 
@@ -124,6 +125,8 @@ pub enum Change {
     Halt,
     /// The vCPU spins, by the processor's report of pause loops.
     Spin,
+    /// The vCPU has run without a stop, so far as the host's kernel counts.
+    Sample(Sample),
     /// The vCPU's VM has ended: the driver drops the vCPU.
     Remove,
 }

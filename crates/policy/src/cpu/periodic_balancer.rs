@@ -246,7 +246,7 @@ impl Pass {
         match entry.state {
             VcpuState::Running => return Err(Refusal::Running),
             VcpuState::Idle => return Err(Refusal::Balanced),
-            VcpuState::Waiting => {}
+            VcpuState::Waiting | VcpuState::Ungated => {}
         }
         let mut refusal = Refusal::Balanced;
         for taker in &takers.all[..takers.count] {

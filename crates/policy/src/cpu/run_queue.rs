@@ -1,6 +1,8 @@
 //! Run queue of one CPU.
 
 use super::entry::{VcpuEntry, VcpuState};
+use super::halt_rate::HaltRate;
+use super::tunables::Tunables;
 use super::word::LOAD_MAX;
 use super::{Nanos, VcpuId, VmId};
 
@@ -21,9 +23,20 @@ pub struct Queued {
     pub held_until: Nanos,
     /// CPUs that evacuation has tried.
     pub tried: u16,
+    /// Whether it halts so often that it runs without its gang.
+    pub halt_rate: HaltRate,
 }
 
 impl Queued {
+    /// Time at which it no longer belongs to its gang, if it has halted and does not wake until then.
+    pub fn idle_at(&self, tunables: &Tunables) -> Option<Nanos> {
+        let hysteresis = match self.halt_rate.is_high() {
+            true => tunables.halt_hysteresis_high_ns,
+            false => tunables.halt_hysteresis_ns,
+        };
+        Some(self.halted_at?.saturating_add(hysteresis))
+    }
+
     /// A vCPU that has just come.
     pub fn new(vcpu: VcpuId, entry: VcpuEntry) -> Self {
         Self {
@@ -34,6 +47,7 @@ impl Queued {
             has_spun: false,
             held_until: 0,
             tried: 0,
+            halt_rate: HaltRate::new(entry.state == VcpuState::Ungated),
         }
     }
 }
@@ -89,6 +103,11 @@ impl RunQueue {
     /// All vCPUs by slot, to change them.
     pub fn slots_mut(&mut self) -> &mut [Queued] {
         &mut self.slots
+    }
+
+    /// Whether Linux runs a vCPU of it beside the chosen one.
+    pub fn has_ungated(&self) -> bool {
+        self.slots.iter().any(|one| one.entry.state == VcpuState::Ungated)
     }
 
     /// Number of vCPUs that are not idle.

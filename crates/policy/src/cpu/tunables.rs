@@ -31,6 +31,22 @@ pub const MOVE_HOLD: Nanos = 80 * MILLISECOND;
 /// Time in the halted state after which a vCPU no longer belongs to its gang. Ours: four times the 50 us for
 /// which a guest's lock sleeps.
 pub const HALT_HYSTERESIS: Nanos = 200 * MICROSECOND;
+/// Window over which halts of a vCPU are counted, of the time in which no driver stops it. Ours: ten ticks,
+/// so that a vCPU leaves or joins its gang ten times a second at most.
+pub const HALT_WINDOW: Nanos = 100 * MILLISECOND;
+/// Rate of halts from which a vCPU is better off without its gang. Ours: a halt is noticed within a
+/// millisecond, so that at this rate a gang leaves a quarter of the CPU unused at most. The least gain of a
+/// gang that was measured is as large: 1.25 (`docs/results/tables/gangs.md`, threads that spin, Linux).
+pub const HALTS_HIGH_PER_S: u64 = 250;
+/// Rate of halts below which a busy vCPU joins its gang again. Ours: a fifth, so that a rate that varies does
+/// not move it in and out.
+pub const HALTS_LOW_PER_S: u64 = 50;
+/// The same for a vCPU with a high rate of halts. Ours: a tick, far above its halts, so that its CPU does not
+/// change hands at each of them.
+pub const HALT_HYSTERESIS_HIGH: Nanos = TICK;
+/// Share of a CPU, thousandths, up to which such a vCPU runs beside a gang. Ours: a gang of two loses twice
+/// that share at most when the CPUs are taken from it at different times, an eighth here.
+pub const LIGHT_PERMILLE: u64 = 62;
 /// Time for which a driver waits for the other CPUs of a gang that it has started. Ours: far above a message
 /// and a switch (tens of microseconds), below a tenth of a slice.
 pub const STRAGGLER_TIMEOUT: Nanos = 2 * MILLISECOND;
@@ -75,6 +91,16 @@ pub struct Tunables {
     pub move_hold_ns: Nanos,
     /// See [`HALT_HYSTERESIS`].
     pub halt_hysteresis_ns: Nanos,
+    /// See [`HALT_HYSTERESIS_HIGH`].
+    pub halt_hysteresis_high_ns: Nanos,
+    /// See [`LIGHT_PERMILLE`].
+    pub light_permille: u64,
+    /// See [`HALT_WINDOW`].
+    pub halt_window_ns: Nanos,
+    /// See [`HALTS_HIGH_PER_S`].
+    pub halts_high_per_s: u64,
+    /// See [`HALTS_LOW_PER_S`].
+    pub halts_low_per_s: u64,
     /// See [`STRAGGLER_TIMEOUT`].
     pub straggler_timeout_ns: Nanos,
     /// See [`STRAGGLER_HOLD`].
@@ -105,6 +131,11 @@ impl Default for Tunables {
             disparity: DISPARITY,
             move_hold_ns: MOVE_HOLD,
             halt_hysteresis_ns: HALT_HYSTERESIS,
+            halt_hysteresis_high_ns: HALT_HYSTERESIS_HIGH,
+            light_permille: LIGHT_PERMILLE,
+            halt_window_ns: HALT_WINDOW,
+            halts_high_per_s: HALTS_HIGH_PER_S,
+            halts_low_per_s: HALTS_LOW_PER_S,
             straggler_timeout_ns: STRAGGLER_TIMEOUT,
             straggler_hold_ns: STRAGGLER_HOLD,
             stall_timeout_ns: STALL_TIMEOUT,

@@ -17,6 +17,8 @@ pub struct Costs {
     pub move_ns: [Time; 3],
     /// Refill of caches after a move.
     pub move_refill_ns: Time,
+    /// Time from the end of a barrier until a halted vCPU has the interrupt.
+    pub wake_ns: Time,
 }
 
 impl Costs {
@@ -28,6 +30,20 @@ impl Costs {
         refill_ns: 200_000,
         move_ns: [37_000, 520_000, 1_520_000],
         move_refill_ns: 8_000_000,
+        wake_ns: 0,
+    };
+
+    /// A machine of today with one node. Ours: a message and the switch after it take the 24 us that were
+    /// measured for a stop (`bench/results/gates.json`); caches that CPUs share keep
+    /// refills short; an interrupt wakes a vCPU after as long as a round computes, as in `bench-gangs`, where
+    /// rounds that sleep take three times as long.
+    pub const PRESENT: Self = Self {
+        message_ns: 12_000,
+        switch_ns: 3_000,
+        refill_ns: 10_000,
+        move_ns: [5_000, 20_000, 400_000],
+        move_refill_ns: 20_000,
+        wake_ns: 100_000,
     };
 
     /// Cost of a move.

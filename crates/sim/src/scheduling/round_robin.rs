@@ -50,7 +50,7 @@ impl RoundRobin {
             Event::Vcpu { vcpu, change } => match change {
                 Change::Wake if !self.ready.contains(&vcpu) => self.ready.push_back(vcpu),
                 Change::Halt | Change::Remove => self.ready.retain(|one| *one != vcpu),
-                Change::Wake | Change::Spin => {}
+                Change::Wake | Change::Spin | Change::Sample(_) => {}
             },
             _ => {}
         }

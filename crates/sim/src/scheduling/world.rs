@@ -1,6 +1,7 @@
 //! The simulated machine: CPUs with drivers, messages between them, and virtual time.
 
 mod guest;
+mod linux;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +16,9 @@ use policy::cpu::view::Terms;
 use policy::cpu::word::Mode;
 use policy::cpu::{CpuId, VcpuId, VmId};
 
+use self::guest::Halts;
 pub use self::guest::{Vcpu, Vm};
+use self::linux::Linux;
 use super::costs::Costs;
 use super::program::{Phase, Program};
 use super::published::{History, VmFacts};
@@ -38,8 +41,10 @@ enum Step {
     Phase(VcpuId, u64),
     /// A vCPU has spun for so long that it is reported, or halts.
     Spun(VcpuId, u64, bool),
-    /// A vCPU of bursts has work again.
-    Burst(VcpuId),
+    /// A halted vCPU has work again.
+    Wake(VcpuId),
+    /// Linux looks at its waiting threads.
+    Reschedule,
     /// The state of this tick is kept, and checked.
     Tick,
 }
@@ -85,6 +90,9 @@ pub struct World {
     /// Difference of the drivers' clock from virtual time.
     skew_ns: i64,
     timers: Vec<u64>,
+    /// The vCPU that each driver has chosen.
+    chosen: Vec<Option<VcpuId>>,
+    linux: Linux,
     /// The vCPU on each CPU, and the last one there.
     on_cpu: Vec<Option<VcpuId>>,
     last_vcpu: Vec<Option<VcpuId>>,
@@ -118,6 +126,8 @@ impl World {
             stalled: HashMap::new(),
             skew_ns: CLOCK_START_NS,
             timers: vec![0; usize::from(cpus)],
+            chosen: vec![None; usize::from(cpus)],
+            linux: Linux::default(),
             on_cpu: vec![None; usize::from(cpus)],
             last_vcpu: vec![None; usize::from(cpus)],
             delivered: HashMap::new(),
@@ -171,6 +181,8 @@ impl World {
                 ran_ns: 0,
                 waits_since: is_awake.then_some(at),
                 longest_wait_ns: 0,
+                credit_ns: 0,
+                halts: Halts::new(is_awake, self.now),
             });
             let vcpu = VcpuId { vm, index };
             self.queue
@@ -236,6 +248,11 @@ impl World {
         .sum()
     }
 
+    /// Barriers that a VM has passed.
+    pub fn rounds(&self, vm: VmId) -> u64 {
+        self.vms[usize::from(vm.0)].round
+    }
+
     /// Runs to a time, or until all programs that end have ended.
     pub fn run(&mut self, until: Time) {
         while self.violation.is_none() {
@@ -280,9 +297,11 @@ impl World {
                     self.spun(vcpu, halts);
                 }
             }
-            Step::Burst(vcpu) => self.wake(vcpu),
+            Step::Wake(vcpu) => self.wake(vcpu),
+            Step::Reschedule => self.reschedule_in_time(),
             Step::Tick => {
                 self.history.tick();
+                self.send_samples();
                 self.check();
                 self.queue.put(self.now + self.tunables.tick_ns, Step::Tick);
             }
@@ -306,6 +325,7 @@ impl World {
         let mut effects = std::mem::take(&mut self.effects);
         let view = self.history.lagging(lag);
         match &mut self.robins {
+            None if self.linux.is_alone => Self::handle_alone(cpu, event, &mut effects),
             None => self.drivers[cpu.index()].handle(raw, event, &view, &mut effects),
             Some(robins) => robins[cpu.index()].handle(raw, event, self.tunables.slice_ns, &mut effects),
         }
@@ -313,13 +333,20 @@ impl World {
             self.apply(cpu, effect);
         }
         self.effects = effects;
+        self.reschedule();
     }
 
     fn apply(&mut self, cpu: CpuId, effect: Effect) {
         self.note_move(cpu, &effect);
+        self.note_ungated(&effect);
         self.history.now.apply(cpu, &effect);
         match effect {
-            Effect::Run(vcpu) => self.switch(cpu, vcpu),
+            Effect::Run(vcpu) => {
+                self.chosen[cpu.index()] = vcpu;
+                if !self.linux.is_active {
+                    self.switch(cpu, vcpu);
+                }
+            }
             Effect::Send { to, message } => {
                 self.messages += 1;
                 let last = self.delivered.entry((cpu, to)).or_default();

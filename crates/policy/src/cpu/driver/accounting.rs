@@ -41,7 +41,7 @@ impl Driver {
         self.account(now);
         let Some(current) = self.current else { return };
         let gang = Gang::of(&sight!(self, view), current.vcpu.vm, now, &self.tunables);
-        let time = entitlement::charge(current.uncharged, gang.terms.weight, gang.busy);
+        let time = entitlement::charge(current.uncharged, gang.terms.weight, gang.using());
         if let Some(current) = &mut self.current {
             current.uncharged = 0;
         }
@@ -65,7 +65,7 @@ impl Driver {
             // An earlier plan stands, because the time that others have used since may not be published.
             let planned = current.cap_at.filter(|_| !is_due).unwrap_or(Nanos::MAX);
             current.cap_at = gang.left_us.map(|left_us| {
-                let left = left_us * MICROSECOND / u64::from(gang.busy.max(1));
+                let left = left_us * MICROSECOND / u64::from(gang.using().max(1));
                 let wait = if current.is_cap_near { 0 } else { left };
                 (now + wait.max(CAP_CHECK_INTERVAL_MIN)).min(planned)
             });

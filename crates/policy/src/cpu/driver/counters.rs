@@ -28,6 +28,8 @@ pub struct Counters {
     pub passes: u64,
     /// Nodes of the load tree that a pass left uneven for want of a candidate.
     pub unresolved: u64,
+    /// Times that a vCPU left its gang because it halts often, or had to wait again.
+    pub gate_changes: u64,
     /// Events of vCPUs that are neither here nor known to be elsewhere.
     pub lost_events: u64,
     /// vCPUs that came from a lost CPU, or by the cell, though another one of the VM was or would be here.

@@ -28,7 +28,7 @@ impl Driver {
         }
         for index in 0..gang.terms.vcpus {
             let entry = seen.vcpu(VcpuId { vm, index });
-            if entry.state == VcpuState::Idle || entry.cpu == self.cpu {
+            if !entry.state.is_gated() || entry.cpu == self.cpu {
                 continue;
             }
             let word = seen.word(entry.cpu);

@@ -255,11 +255,15 @@ impl Driver {
 
     /// Passes an event on to the CPU that has the vCPU.
     pub(super) fn forward(&mut self, vcpu: VcpuId, change: Change, view: &impl View, out: &mut Vec<Effect>) {
+        // The next sample comes to the driver that has it then.
+        if matches!(change, Change::Sample(_)) {
+            return;
+        }
         if let Some(pull) = self.pulls.iter_mut().find(|pull| pull.vcpu == vcpu) {
             match change {
                 Change::Wake => pull.is_halted = Some(false),
                 Change::Halt => pull.is_halted = Some(true),
-                Change::Spin | Change::Remove => {}
+                Change::Spin | Change::Remove | Change::Sample(_) => {}
             }
             if change != Change::Remove {
                 return;

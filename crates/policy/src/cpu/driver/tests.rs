@@ -1,3 +1,5 @@
+mod ungated;
+
 use super::super::message::Refusal;
 use super::super::view::Terms;
 use super::super::windows::WindowState;

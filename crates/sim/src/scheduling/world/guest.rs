@@ -1,5 +1,6 @@
 //! Guests of the simulated machine: the phases of their programs, by which vCPUs spin, halt and wake.
 
+use policy::cpu::halt_rate::Sample;
 use policy::cpu::message::{Change, Event};
 use policy::cpu::{CpuId, VcpuId, VmId};
 
@@ -32,6 +33,34 @@ pub struct Vcpu {
     pub(super) waits_since: Option<Time>,
     /// Longest time with work and without a CPU.
     pub longest_wait_ns: Time,
+    /// Time that Linux adds to its run for its sleeps.
+    pub(super) credit_ns: Time,
+    pub(super) halts: Halts,
+}
+
+/// Halts of a vCPU, as KVM and the host's kernel count them.
+#[derive(Clone, Debug)]
+pub(super) struct Halts {
+    count: u64,
+    since: Option<Time>,
+    halted_ns: Time,
+    /// Count, time halted and run time at the last sample.
+    sampled: (u64, Time, Time),
+}
+
+impl Halts {
+    pub(super) fn new(is_awake: bool, now: Time) -> Self {
+        Self {
+            count: 0,
+            since: (!is_awake).then_some(now),
+            halted_ns: 0,
+            sampled: (0, 0, 0),
+        }
+    }
+
+    fn end(&mut self, now: Time) {
+        self.halted_ns += self.since.take().map_or(0, |since| now - since);
+    }
 }
 
 /// A VM whose vCPUs run one program.
@@ -51,7 +80,7 @@ pub struct Vm {
 
 impl Vcpu {
     /// Counts the run up to now.
-    fn account(&mut self, now: Time) {
+    pub(super) fn account(&mut self, now: Time) {
         if self.phase == Phase::Halt {
             self.runs_from = self.runs_from.max(now);
         } else if self.on.is_some() && now > self.runs_from {
@@ -64,6 +93,22 @@ impl Vcpu {
                 *left = left.saturating_sub(ran);
             }
         }
+    }
+
+    /// What it has done in the time since the last sample; none as long as it has never halted.
+    pub(super) fn take_sample(&mut self, now: Time, length: Time) -> Option<Sample> {
+        if let Some(since) = &mut self.halts.since {
+            self.halts.halted_ns += now.saturating_sub(*since);
+            *since = now;
+        }
+        let figures = (self.halts.count, self.halts.halted_ns, self.ran_ns);
+        let (halts, halted_ns, ran_ns) = std::mem::replace(&mut self.halts.sampled, figures);
+        (self.halts.count > 0).then(|| Sample {
+            length,
+            ran: figures.2 - ran_ns,
+            ready: length.saturating_sub(figures.1 - halted_ns),
+            halts: figures.0 - halts,
+        })
     }
 
     /// Ends the run on a CPU.
@@ -116,7 +161,7 @@ impl World {
             Program::Bursts { idle_ns, .. } => {
                 vcpu.phase = Phase::Halt;
                 let at = now + 1 + self.chance.below(2 * idle_ns);
-                self.queue.put(at, Step::Burst(id));
+                self.queue.put(at, Step::Wake(id));
                 self.halt(id);
             }
             Program::Barrier { rounds, .. } => {
@@ -167,7 +212,10 @@ impl World {
         let vcpu = self.vcpu(id);
         vcpu.account(now);
         if vcpu.phase == Phase::Halt {
-            self.wake(id);
+            match self.costs.wake_ns {
+                0 => self.wake(id),
+                later => self.queue.put(now + later, Step::Wake(id)),
+            }
         } else {
             let work = program.work(&mut self.chance);
             self.vcpu(id).phase = Phase::Compute(work);
@@ -200,6 +248,8 @@ impl World {
         let vcpu = self.vcpu(id);
         vcpu.account(now);
         vcpu.turn += 1;
+        vcpu.halts.count += 1;
+        vcpu.halts.since = Some(now);
         if let Some(since) = vcpu.waits_since.take() {
             vcpu.longest_wait_ns = vcpu.longest_wait_ns.max(now - since);
         }
@@ -208,6 +258,7 @@ impl World {
             now,
             Step::Driver(self.owner(id), Event::Vcpu { vcpu: id, change }),
         );
+        self.reschedule();
     }
 
     /// Gives a halted vCPU work.
@@ -218,6 +269,7 @@ impl World {
         let vcpu = self.vcpu(id);
         vcpu.account(now);
         vcpu.phase = Phase::Compute(work);
+        vcpu.halts.end(now);
         if vcpu.on.is_none() {
             vcpu.waits_since = Some(now);
         }
@@ -226,6 +278,10 @@ impl World {
             now,
             Step::Driver(self.owner(id), Event::Vcpu { vcpu: id, change }),
         );
+        if self.linux.is_active {
+            self.credit_sleeper(id);
+        }
         self.go_on(id);
+        self.reschedule();
     }
 }
