@@ -525,6 +525,7 @@ impl VmTable {
                 cpu: *cpu,
                 gang: word.runs(word.vm).then(|| name(word.vm)).flatten(),
                 waiting: u32::try_from(counts.waiting).unwrap_or(u32::MAX),
+                ungated: u32::try_from(counts.ungated).unwrap_or(u32::MAX),
                 load: word.load.into(),
                 moved_idle,
                 moved_periodic,

@@ -74,6 +74,44 @@ pub(crate) fn read_all(mut pass: impl FnMut(u8) -> Vec<File>) -> Vec<VcpuStatist
     }
 }
 
+/// Counter of the halts of a vCPU, which is read often.
+#[derive(Debug)]
+pub(crate) struct HaltCounter {
+    file: File,
+    at: u64,
+}
+
+impl HaltCounter {
+    /// The counters of all vCPUs of a shard, as [`read_all`] gets their files. Those of vCPUs after the first
+    /// that is not known are missing.
+    pub(crate) fn find_all(mut pass: impl FnMut(u8) -> Vec<File>) -> Vec<Self> {
+        let mut counters = Vec::new();
+        let statistics = read_all(|first| {
+            let files = pass(first);
+            let copies = files.iter().map_while(|file| file.try_clone().ok());
+            counters.extend(copies);
+            files
+        });
+        // The file of each that was read is KVM's.
+        let known = counters.into_iter().zip(statistics);
+        known
+            .map_while(|(file, read)| {
+                Some(Self {
+                    file,
+                    at: read.halts_at?,
+                })
+            })
+            .collect()
+    }
+
+    /// Halts since the vCPU's creation.
+    pub(crate) fn read(&self) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, self.at).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    }
+}
+
 /// The statistics of a vCPU of a plain VM, as clients see them.
 pub(crate) fn for_plain(statistics: &VcpuStatistics) -> interface::VcpuStatistics {
     let halted = statistics.halted();

@@ -49,6 +49,8 @@ pub struct VcpuStatistics {
     pub exits: Option<u64>,
     /// Exits because the guest halted (`halt_exits`).
     pub halts: Option<u64>,
+    /// Offset of the number of halts in the file, at which it may be read again.
+    pub halts_at: Option<u64>,
     /// Time for which the halted vCPU's thread was blocked (`halt_wait_ns`), without a wait that goes on.
     pub halt_wait: Option<Duration>,
     /// Time for which KVM polled for an interrupt before it blocked the thread (`halt_poll_success_ns`,
@@ -135,7 +137,10 @@ impl VcpuStatistics {
                 self.is_halted = Some(value != 0);
             }
             "exits" if kind == (TYPE_CUMULATIVE, UNIT_NONE) && is_plain => self.exits = Some(value),
-            "halt_exits" if kind == (TYPE_CUMULATIVE, UNIT_NONE) && is_plain => self.halts = Some(value),
+            "halt_exits" if kind == (TYPE_CUMULATIVE, UNIT_NONE) && is_plain => {
+                self.halts = Some(value);
+                self.halts_at = u64::try_from(data.saturating_add(offset)).ok();
+            }
             "halt_wait_ns" if kind == (TYPE_CUMULATIVE, UNIT_SECONDS) && is_nano => {
                 self.halt_wait = Some(Duration::from_nanos(value));
             }
@@ -231,6 +236,7 @@ mod tests {
                 id: "kvm-4711/vcpu-3".to_owned(),
                 exits: Some(100),
                 halts: Some(42),
+                halts_at: Some((usual().len() - 8) as u64),
                 halt_wait: Some(Duration::from_nanos(1_000)),
                 halt_poll: Some(Duration::from_nanos(12)),
                 is_halted: Some(true),

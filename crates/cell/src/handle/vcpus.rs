@@ -13,7 +13,7 @@ use super::VmHandle;
 use super::pins::{ShardHost, VcpuLocation, locations_in};
 use crate::affinity::{VcpuThread, threads_of};
 use crate::secondary_shards::SecondaryShards;
-use crate::vcpu_statistics::{STATISTICS_LIMIT, for_plain, for_spans, read_all, row};
+use crate::vcpu_statistics::{HaltCounter, STATISTICS_LIMIT, for_plain, for_spans, read_all, row};
 
 impl VmHandle {
     /// The vCPUs of a VM in a cell, each with the thread that runs it. Each shard of a spanning VM has a
@@ -189,6 +189,12 @@ impl VmHandle {
         });
         let parts = state.parts.as_ref();
         parts.map_or_else(Vec::new, SecondaryShards::take_statistics)
+    }
+
+    /// The counters of halts of the vCPUs of a VM that runs in one shard. Blocks for [`STATISTICS_LIMIT`] at
+    /// most for each group of files.
+    pub(crate) fn halt_counters(&self) -> Vec<HaltCounter> {
+        HaltCounter::find_all(|first| self.statistics_files(first))
     }
 
     /// KVM's statistics of the vCPUs of a shard on this host, 0 for the home, by number.

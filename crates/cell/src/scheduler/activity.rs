@@ -3,6 +3,7 @@
 //! A shard can't make these figures up. A thread that sleeps uses no CPU, whether its guest has halted or
 //! its shard pretends so: then the shard lowers the share of its own VM alone.
 
+use policy::cpu::halt_rate::Sample;
 use policy::cpu::{MICROSECOND, MILLISECOND, Nanos};
 
 /// Interval at which the vCPU that runs is read while another one waits for its CPU. Ours: a halt is noticed
@@ -17,26 +18,37 @@ const SLACK: Nanos = 100 * MICROSECOND;
 /// Longest time between two readings that are compared.
 const COMPARED_MAX: Nanos = 200 * MILLISECOND;
 
+/// Parts of the time between two readings of which a vCPU with work is ready for one.
+pub(super) const BUSY_PARTS: u64 = 2;
+/// The same for a vCPU that halts often. Ours: the eighth of an eighth that counts as little use.
+pub(super) const BUSY_PARTS_HALTING: u64 = 64;
+
 /// Time by which a vCPU may be late after its order to go on. Ours: its shard may wait for a CPU itself.
 pub(super) const START_LIMIT: Nanos = 20 * MILLISECOND;
 /// The same when a window opens. Ours: less, as each window of an idle vCPU lasts that long.
 pub(super) const WINDOW_START_LIMIT: Nanos = 3 * MILLISECOND;
 
 /// Reading of a thread.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct ThreadTimes {
     /// Whether it runs or is ready to run.
     pub(super) is_ready: bool,
     /// Time that it has run, and that it has waited for a CPU, nanoseconds.
     pub(super) ready_ns: u64,
+    /// Time that it has run, nanoseconds.
+    pub(super) ran_ns: u64,
+    /// Halts of its vCPU, if KVM counts them.
+    pub(super) halts: Option<u64>,
 }
 
 /// Last reading of a vCPU's thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Activity {
-    last: Option<(Nanos, u64)>,
+    last: Option<(Nanos, ThreadTimes)>,
     /// Time by which it has to have run since its order to go on, and its reading then.
     begun: Option<(Nanos, u64)>,
+    /// What it has done since the last sample was taken.
+    sample: Sample,
 }
 
 impl Activity {
@@ -50,24 +62,42 @@ impl Activity {
     /// for `limit` at least.
     pub(super) fn begin(now: Nanos, times: ThreadTimes, limit: Nanos) -> Self {
         Self {
-            last: Some((now, times.ready_ns)),
+            last: Some((now, times)),
             begun: Some((now.saturating_add(limit), times.ready_ns)),
+            sample: Sample::default(),
         }
     }
 
-    /// Takes a reading; returns whether the vCPU has work: its thread is ready, or was for half of the time
-    /// since the last reading. A guest that halts for some microseconds is not taken for halted.
-    pub(super) fn note(&mut self, now: Nanos, times: ThreadTimes) -> bool {
+    /// Takes a reading; returns whether the vCPU has work: its thread is ready, or was for one in `parts` parts
+    /// of the time since the last reading. A guest that halts for some microseconds is not taken for halted.
+    pub(super) fn note(&mut self, now: Nanos, times: ThreadTimes, parts: u64) -> bool {
         let has_begun = |(until, ready_ns): &(Nanos, u64)| times.ready_ns != *ready_ns || now >= *until;
         self.begun.take_if(|begun| has_begun(begun));
-        let former = self.last.replace((now, times.ready_ns));
-        let was_busy = former.is_some_and(|(at, ready_ns)| {
-            let interval = now.saturating_sub(at);
-            (1..=COMPARED_MAX).contains(&interval)
-                && times.ready_ns.saturating_sub(ready_ns) >= interval.div_ceil(2)
-        });
+        let former = self.last.replace((now, times));
+        let sample = former.and_then(|(at, former)| sample(now.saturating_sub(at), &former, &times));
+        if let Some(sample) = &sample {
+            self.sample.add(sample);
+        }
+        let was_busy = sample.is_some_and(|sample| sample.ready >= sample.length.div_ceil(parts));
         times.is_ready || was_busy || self.begun.is_some()
     }
+
+    /// What the vCPU has done since the last time, once that is as long as the drivers' tick.
+    pub(super) fn take_sample(&mut self) -> Option<Sample> {
+        let is_long = self.sample.length + SLACK >= OTHERS_INTERVAL;
+        is_long.then(|| std::mem::take(&mut self.sample))
+    }
+}
+
+/// What a thread did between two readings; none if they are too far apart.
+fn sample(length: Nanos, former: &ThreadTimes, times: &ThreadTimes) -> Option<Sample> {
+    let halts = former.halts.zip(times.halts);
+    (1..=COMPARED_MAX).contains(&length).then(|| Sample {
+        length,
+        ran: times.ran_ns.saturating_sub(former.ran_ns),
+        ready: times.ready_ns.saturating_sub(former.ready_ns),
+        halts: halts.map_or(0, |(before, after)| after.saturating_sub(before)),
+    })
 }
 
 /// Interval at which the vCPUs of a CPU are read: `None` if no other vCPU can compete for it.
@@ -88,6 +118,8 @@ mod tests {
         ThreadTimes {
             is_ready,
             ready_ns: ready_us * MICROSECOND,
+            ran_ns: ready_us * MICROSECOND / 2,
+            halts: Some(ready_us / 100),
         }
     }
 
@@ -95,35 +127,38 @@ mod tests {
     fn vcpu_has_work_if_it_is_ready_or_was_for_half_of_the_time() {
         let mut activity = Activity::default();
         assert!(
-            !activity.note(0, times(false, 900_000)),
+            !activity.note(0, times(false, 900_000), BUSY_PARTS),
             "nothing to compare with"
         );
-        assert!(activity.note(MILLISECOND, times(true, 900_000)));
-        assert!(activity.note(2 * MILLISECOND, times(false, 900_500)));
-        assert!(!activity.note(3 * MILLISECOND, times(false, 900_999)));
+        assert!(activity.note(MILLISECOND, times(true, 900_000), BUSY_PARTS));
+        assert!(activity.note(2 * MILLISECOND, times(false, 900_500), BUSY_PARTS));
+        assert!(!activity.note(3 * MILLISECOND, times(false, 900_999), BUSY_PARTS));
         assert!(
-            !activity.note(900 * MILLISECOND, times(false, 1_900_000)),
+            !activity.note(900 * MILLISECOND, times(false, 1_900_000), BUSY_PARTS),
             "too long ago"
         );
         // A clock that stands still, or figures that go back, show nothing.
-        assert!(!activity.note(900 * MILLISECOND, times(false, 2_900_000)));
-        assert!(!activity.note(901 * MILLISECOND, times(false, 0)));
+        assert!(!activity.note(900 * MILLISECOND, times(false, 2_900_000), BUSY_PARTS));
+        assert!(!activity.note(901 * MILLISECOND, times(false, 0), BUSY_PARTS));
     }
 
     #[test]
     fn vcpu_that_goes_on_late_is_not_taken_for_halted() {
         let mut activity = Activity::begin(0, times(false, 7), START_LIMIT);
-        assert!(activity.note(MILLISECOND, times(false, 7)));
+        assert!(activity.note(MILLISECOND, times(false, 7), BUSY_PARTS));
         // It has run for a moment, and halts.
-        assert!(!activity.note(2 * MILLISECOND, times(false, 8)));
-        assert!(!activity.note(3 * MILLISECOND, times(false, 8)));
+        assert!(!activity.note(2 * MILLISECOND, times(false, 8), BUSY_PARTS));
+        assert!(!activity.note(3 * MILLISECOND, times(false, 8), BUSY_PARTS));
         let mut activity = Activity::begin(0, times(false, 7), START_LIMIT);
-        assert!(activity.note(19 * MILLISECOND, times(false, 7)));
-        assert!(!activity.note(20 * MILLISECOND, times(false, 7)), "it never runs");
-        let mut activity = Activity::begin(0, times(false, 7), WINDOW_START_LIMIT);
-        assert!(activity.note(2 * MILLISECOND, times(false, 7)));
+        assert!(activity.note(19 * MILLISECOND, times(false, 7), BUSY_PARTS));
         assert!(
-            !activity.note(3 * MILLISECOND, times(false, 7)),
+            !activity.note(20 * MILLISECOND, times(false, 7), BUSY_PARTS),
+            "it never runs"
+        );
+        let mut activity = Activity::begin(0, times(false, 7), WINDOW_START_LIMIT);
+        assert!(activity.note(2 * MILLISECOND, times(false, 7), BUSY_PARTS));
+        assert!(
+            !activity.note(3 * MILLISECOND, times(false, 7), BUSY_PARTS),
             "its window goes to others"
         );
     }
@@ -141,8 +176,42 @@ mod tests {
     fn reading_is_due_after_its_interval() {
         let mut activity = Activity::default();
         assert!(activity.is_due(5, MILLISECOND));
-        activity.note(5, times(true, 0));
+        activity.note(5, times(true, 0), BUSY_PARTS);
         assert!(!activity.is_due(MILLISECOND / 2, MILLISECOND));
         assert!(activity.is_due(MILLISECOND, MILLISECOND));
+    }
+
+    #[test]
+    fn sample_has_the_differences_of_readings_and_is_taken_each_tick() {
+        let mut activity = Activity::default();
+        for ms in 0..=10 {
+            assert_eq!(activity.take_sample(), None);
+            activity.note(ms * MILLISECOND, times(true, ms * 600), BUSY_PARTS);
+        }
+        let expected = Sample {
+            length: 10 * MILLISECOND,
+            ran: 3 * MILLISECOND,
+            ready: 6 * MILLISECOND,
+            halts: 60,
+        };
+        assert_eq!(activity.take_sample(), Some(expected));
+        assert_eq!(activity.take_sample(), None);
+        // KVM counts no halts; then the readings are too far apart.
+        let uncounted = ThreadTimes {
+            halts: None,
+            ..times(true, 12_000)
+        };
+        activity.note(20 * MILLISECOND, uncounted, BUSY_PARTS);
+        assert_eq!(activity.take_sample().map(|sample| sample.halts), Some(0));
+        activity.note(300 * MILLISECOND, uncounted, BUSY_PARTS);
+        assert_eq!(activity.take_sample(), None);
+    }
+
+    #[test]
+    fn vcpu_that_halts_often_has_work_if_it_was_ready_for_a_little() {
+        let mut activity = Activity::default();
+        activity.note(0, times(false, 0), BUSY_PARTS_HALTING);
+        assert!(activity.note(10 * MILLISECOND, times(false, 200), BUSY_PARTS_HALTING));
+        assert!(!activity.note(20 * MILLISECOND, times(false, 300), BUSY_PARTS_HALTING));
     }
 }

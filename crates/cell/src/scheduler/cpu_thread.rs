@@ -22,7 +22,9 @@ use policy::cpu::windows::WindowState;
 use policy::cpu::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
 use tracing::{debug, warn};
 
-use super::activity::{Activity, OTHERS_INTERVAL, START_LIMIT, WINDOW_START_LIMIT, interval};
+use super::activity::{
+    Activity, BUSY_PARTS, BUSY_PARTS_HALTING, OTHERS_INTERVAL, START_LIMIT, WINDOW_START_LIMIT, interval,
+};
 use super::gate::{Gate, GateOrder};
 use super::host_clock::monotonic;
 use super::order::Outcome;
@@ -228,8 +230,11 @@ impl CpuThread {
         let queue = self.driver.queue().iter();
         let waiting = queue.filter(|one| one.entry.state == VcpuState::Waiting).count() as u64;
         let refused = self.driver.counters().refused.iter().sum();
+        let queue = self.driver.queue().iter();
+        let ungated = queue.filter(|one| one.entry.state == VcpuState::Ungated).count() as u64;
         let counts = Counts {
             waiting,
+            ungated,
             refused,
             ..self.counts
         };
@@ -356,7 +361,8 @@ impl CpuThread {
                 self.activities.remove(&vcpu);
                 continue;
             }
-            let is_chosen = queued.entry.state == VcpuState::Running;
+            let is_halting = queued.halt_rate.is_high();
+            let is_chosen = queued.entry.state == VcpuState::Running && !is_halting;
             let activity = self.activities.entry(vcpu).or_default();
             if !activity.is_due(
                 now,
@@ -372,10 +378,20 @@ impl CpuThread {
             let Some(times) = facts.and_then(|facts| facts.threads.read(vcpu.index)) else {
                 continue;
             };
-            let is_awake = activity.note(now, times);
+            let parts = if is_halting {
+                BUSY_PARTS_HALTING
+            } else {
+                BUSY_PARTS
+            };
+            let is_awake = activity.note(now, times, parts);
+            let sample = activity.take_sample();
             let was_awake = queued.entry.state != VcpuState::Idle && queued.halted_at.is_none();
             if is_awake != was_awake {
                 let change = if is_awake { Change::Wake } else { Change::Halt };
+                self.handle(Event::Vcpu { vcpu, change });
+            }
+            if let Some(sample) = sample {
+                let change = Change::Sample(sample);
                 self.handle(Event::Vcpu { vcpu, change });
             }
         }
@@ -393,9 +409,15 @@ impl CpuThread {
             match order {
                 GateOrder::Pin => {
                     let cpu = self.shared.host_cpus[self.cpu.index()];
-                    if let Err(error) = facts.threads.pin(vcpu.index, cpu) {
+                    if let Err(error) = facts.threads.pin(vcpu.index, &[cpu]) {
                         // A thread that has ended; or the CPU is gone, which the next look at it shows.
                         debug!(%error, ?vcpu, cpu, "the thread of a vCPU is not on its CPU");
+                    }
+                }
+                GateOrder::Spread => {
+                    let cpus = facts.host_cpus_of(vcpu.index, &self.shared.host_cpus);
+                    if let Err(error) = facts.threads.pin(vcpu.index, &cpus) {
+                        debug!(%error, ?vcpu, ?cpus, "the thread of a vCPU does not use all of its CPUs");
                     }
                 }
                 GateOrder::Stop => facts.threads.stop(vcpu.index),

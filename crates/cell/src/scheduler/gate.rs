@@ -8,7 +8,7 @@
 //! runs for [`BREATH`], also beside the chosen one, and is stopped anew. The driver lets no VM wait much
 //! longer than a second, so that this concerns CPUs with more than a hundred busy vCPUs, and VMs at a cap.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use policy::cpu::entry::VcpuState;
 use policy::cpu::run_queue::Queued;
@@ -30,6 +30,8 @@ const BREATH: Nanos = 10 * MILLISECOND;
 pub(super) enum GateOrder {
     /// Use the driver's CPU only.
     Pin,
+    /// Use all CPUs that the VM may use: Linux divides them.
+    Spread,
     /// Stop for [`LEASE_MS`] from now.
     Stop,
     /// End a stop before its time.
@@ -55,6 +57,8 @@ enum Ordered {
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     vcpus: BTreeMap<VcpuId, Ordered>,
+    /// vCPUs that may use all CPUs.
+    spread: BTreeSet<VcpuId>,
 }
 
 impl Gate {
@@ -63,20 +67,36 @@ impl Gate {
     pub(super) fn apply(&mut self, now: Nanos, queue: &[Queued], out: &mut Vec<(VcpuId, GateOrder)>) {
         self.vcpus
             .retain(|vcpu, _| queue.iter().any(|queued| queued.vcpu == *vcpu));
+        self.spread.retain(|vcpu| self.vcpus.contains_key(vcpu));
         for waits in [true, false] {
             for queued in queue {
                 if (queued.entry.state == VcpuState::Waiting) == waits {
+                    self.place(queued, out);
                     self.order(now, queued.vcpu, waits, out);
                 }
             }
         }
     }
 
-    fn order(&mut self, now: Nanos, vcpu: VcpuId, waits: bool, out: &mut Vec<(VcpuId, GateOrder)>) {
-        let former = self.vcpus.get(&vcpu).copied();
-        if former.is_none() {
+    /// Restricts a vCPU that has just come to its CPU, and lets one that halts often use the others too.
+    fn place(&mut self, queued: &Queued, out: &mut Vec<(VcpuId, GateOrder)>) {
+        let vcpu = queued.vcpu;
+        let is_new = !self.vcpus.contains_key(&vcpu);
+        let is_spread = queued.halt_rate.is_high();
+        if !is_new && is_spread == self.spread.contains(&vcpu) {
+            return;
+        }
+        if is_spread {
+            self.spread.insert(vcpu);
+            out.push((vcpu, GateOrder::Spread));
+        } else {
+            self.spread.remove(&vcpu);
             out.push((vcpu, GateOrder::Pin));
         }
+    }
+
+    fn order(&mut self, now: Nanos, vcpu: VcpuId, waits: bool, out: &mut Vec<(VcpuId, GateOrder)>) {
+        let former = self.vcpus.get(&vcpu).copied();
         let stopped = Ordered::Stopped {
             since: now,
             renewed: now,
@@ -121,12 +141,14 @@ impl Gate {
     /// Drops the orders to a VM, so that all are given again.
     pub(super) fn forget(&mut self, vm: VmId) {
         self.vcpus.retain(|vcpu, _| vcpu.vm != vm);
+        self.spread.retain(|vcpu| vcpu.vm != vm);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use policy::cpu::entry::VcpuEntry;
+    use policy::cpu::halt_rate::HaltRate;
 
     use super::*;
 
@@ -154,7 +176,7 @@ mod tests {
         out.into_iter().map(|(vcpu, order)| (vcpu.vm.0, order)).collect()
     }
 
-    use GateOrder::{Continue, Pin, Stop};
+    use GateOrder::{Continue, Pin, Spread, Stop};
     use VcpuState::{Idle, Running, Waiting};
 
     #[test]
@@ -179,6 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn vcpu_that_halts_often_may_use_all_cpus_and_is_not_stopped_while_linux_runs_it() {
+        let mut gate = Gate::default();
+        orders(&mut gate, 0, &[(1, Waiting), (2, Running)]);
+        let mut apply = |at_ms: u64, is_high, state| {
+            let mut out = Vec::new();
+            let mut queue = queue(&[(1, state), (2, Running)]);
+            queue[0].halt_rate = HaltRate::new(is_high);
+            gate.apply(at_ms * MILLISECOND, &queue, &mut out);
+            out.into_iter()
+                .map(|(vcpu, order)| (vcpu.vm.0, order))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(apply(1, true, VcpuState::Ungated), [(1, Spread), (1, Continue)]);
+        assert_eq!(apply(60, true, VcpuState::Ungated), []);
+        assert_eq!(apply(61, true, Waiting), [(1, Stop)]);
+        assert_eq!(apply(62, false, Waiting), [(1, Pin)]);
+    }
+
+    #[test]
     fn lease_is_renewed_at_half_its_time_while_the_vcpu_waits() {
         let mut gate = Gate::default();
         orders(&mut gate, 0, &[(1, Waiting)]);
@@ -197,7 +238,7 @@ mod tests {
         for now in 0..20_000 {
             for (_, order) in orders(&mut gate, now, &[(1, Waiting)]) {
                 match order {
-                    Pin => {}
+                    Pin | Spread => {}
                     Stop => {
                         let since = *stopped_at.get_or_insert(now);
                         longest = longest.max(now - since + u64::from(LEASE_MS));

@@ -24,7 +24,7 @@ impl PartThreads {
 }
 
 impl VcpuThreads for PartThreads {
-    fn pin(&self, _: u16, _: usize) -> io::Result<()> {
+    fn pin(&self, _: u16, _: &[usize]) -> io::Result<()> {
         Ok(())
     }
 

@@ -28,7 +28,7 @@ pub(super) struct CpuState {
     word: Published<2>,
     slots: [AtomicU64; SLOTS],
     loads: [AtomicU32; LEVELS],
-    counts: Published<5>,
+    counts: Published<6>,
 }
 
 /// Counts of a driver, for reports.
@@ -36,6 +36,8 @@ pub(super) struct CpuState {
 pub(super) struct Counts {
     /// vCPUs of the queue that wait.
     pub(super) waiting: u64,
+    /// vCPUs of the queue that Linux runs, as they halt often.
+    pub(super) ungated: u64,
     /// vCPUs that came by the idle balancer, by the periodic one, and by an order.
     pub(super) moved: [u64; 3],
     /// Moves that the driver refused, or that were refused to it.
@@ -46,8 +48,14 @@ impl CpuState {
     /// Publishes the counts of the CPU's driver.
     pub(super) fn set_counts(&self, counts: Counts) {
         let [idle, periodic, ordered] = counts.moved;
-        self.counts
-            .write([counts.waiting, idle, periodic, ordered, counts.refused]);
+        self.counts.write([
+            counts.waiting,
+            counts.ungated,
+            idle,
+            periodic,
+            ordered,
+            counts.refused,
+        ]);
     }
 
     /// The published word.
@@ -57,9 +65,10 @@ impl CpuState {
 
     /// The published counts.
     pub(super) fn counts(&self) -> Counts {
-        let [waiting, idle, periodic, ordered, refused] = self.counts.read_or_torn();
+        let [waiting, ungated, idle, periodic, ordered, refused] = self.counts.read_or_torn();
         Counts {
             waiting,
+            ungated,
             moved: [idle, periodic, ordered],
             refused,
         }
@@ -94,6 +103,14 @@ pub(super) struct VmFacts {
 }
 
 impl VmFacts {
+    /// The host's numbers of the CPUs that a vCPU may use.
+    pub(super) fn host_cpus_of(&self, vcpu: u16, host_cpus: &[usize]) -> Vec<usize> {
+        let numbered = (0..).map(CpuId).zip(host_cpus);
+        let set = self.cpus.get(usize::from(vcpu)).copied().unwrap_or_default();
+        let own = numbered.filter(|(id, _)| set.contains(*id));
+        own.map(|(_, cpu)| *cpu).collect()
+    }
+
     /// Whether a part may run, at a time of the host's clock. One without windows by then is left to Linux:
     /// drivers do not choose it.
     pub(super) fn window(&self, host_now: Nanos) -> WindowState {

@@ -234,6 +234,8 @@ impl GatedVm {
                 }
                 return;
             }
+            // Halts of these vCPUs are not counted, so none leaves its CPU.
+            GateOrder::Spread => return,
             GateOrder::Stop => Order::StopVcpu {
                 vcpu: number,
                 for_ms: LEASE_MS,

@@ -1,5 +1,7 @@
 //! Tests with fake threads of vCPUs, in real time.
 
+mod ungated;
+
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,10 @@ struct Fake {
 struct FakeVcpu {
     /// Its CPU, once it has one.
     pinned_to: Option<usize>,
+    /// Number of CPUs that it may use.
+    cpus: usize,
+    /// Halts in each second that it runs, beside the work.
+    halts_per_s: u64,
     is_halted: bool,
     /// Deadline of its lease.
     stopped_until: Option<Instant>,
@@ -116,8 +122,11 @@ impl Fake {
 }
 
 impl VcpuThreads for Fake {
-    fn pin(&self, vcpu: u16, cpu: usize) -> io::Result<()> {
-        self.with(vcpu, |vcpu, _| vcpu.pinned_to = Some(cpu));
+    fn pin(&self, vcpu: u16, cpus: &[usize]) -> io::Result<()> {
+        self.with(vcpu, |vcpu, _| {
+            vcpu.pinned_to = cpus.first().copied();
+            vcpu.cpus = cpus.len();
+        });
         Ok(())
     }
 
@@ -143,6 +152,8 @@ impl VcpuThreads for Fake {
             Some(ThreadTimes {
                 is_ready: vcpu.runs_since.is_some(),
                 ready_ns: vcpu.ran(now).as_nanos() as u64,
+                ran_ns: vcpu.ran(now).as_nanos() as u64,
+                halts: Some(vcpu.ran(now).as_millis() as u64 * vcpu.halts_per_s / 1_000),
             })
         })
     }

@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::str;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -13,17 +16,22 @@ use super::activity::ThreadTimes;
 use super::gate::LEASE_MS;
 use crate::affinity::threads_of;
 use crate::handle::VmHandle;
+use crate::vcpu_statistics::HaltCounter;
 
+/// Attempts to get the counters of halts from a shard, and the time between two. Ours: a shard that starts
+/// its VM may be late.
+const COUNTER_TRIES: u32 = 5;
+const COUNTER_INTERVAL: Duration = Duration::from_secs(1);
 /// Length of a line of `/proc/TID/stat` and `schedstat` at most.
 const LINE_BYTES_MAX: usize = 1024;
 
 /// Threads of the vCPUs of one boot of a VM, by number. No method blocks.
 pub(super) trait VcpuThreads: Send + Sync {
-    /// Restricts a thread to a CPU of the host.
+    /// Restricts a thread to CPUs of the host.
     ///
     /// # Errors
-    /// If the thread has ended, or the CPU is none that it may use.
-    fn pin(&self, vcpu: u16, cpu: usize) -> io::Result<()>;
+    /// If the thread has ended, or may use none of the CPUs.
+    fn pin(&self, vcpu: u16, cpus: &[usize]) -> io::Result<()>;
     /// Stops a vCPU for [`LEASE_MS`] from now, or renews its stop.
     fn stop(&self, vcpu: u16);
     /// Ends the stop of a vCPU.
@@ -40,6 +48,7 @@ pub(super) struct ShardThreads {
     /// Number of the boot.
     starts: u64,
     threads: Vec<Thread>,
+    halts: Arc<OnceLock<Vec<HaltCounter>>>,
 }
 
 /// Thread of a vCPU.
@@ -75,6 +84,7 @@ impl ShardThreads {
             handle: handle.clone(),
             starts,
             threads,
+            halts: find_halt_counters(handle),
         })
     }
 
@@ -90,12 +100,12 @@ impl ShardThreads {
 }
 
 impl VcpuThreads for ShardThreads {
-    fn pin(&self, vcpu: u16, cpu: usize) -> io::Result<()> {
+    fn pin(&self, vcpu: u16, cpus: &[usize]) -> io::Result<()> {
         let thread = self.thread(vcpu).ok_or(io::ErrorKind::NotFound)?;
         // Fails once the thread has ended.
         thread.is_ready()?;
         let mut set = CpuSet::new();
-        set.set(cpu)?;
+        cpus.iter().try_for_each(|cpu| set.set(*cpu))?;
         Ok(sched_setaffinity(thread.id, &set)?)
     }
 
@@ -113,7 +123,12 @@ impl VcpuThreads for ShardThreads {
     }
 
     fn read(&self, vcpu: u16) -> Option<ThreadTimes> {
-        self.thread(vcpu)?.read()
+        let times = self.thread(vcpu)?.read()?;
+        let counter = self.halts.get().and_then(|all| all.get(usize::from(vcpu)));
+        Some(ThreadTimes {
+            halts: counter.and_then(HaltCounter::read),
+            ..times
+        })
     }
 }
 
@@ -135,14 +150,43 @@ impl Thread {
     pub(super) fn read(&self) -> Option<ThreadTimes> {
         let is_ready = self.is_ready().ok()?;
         let mut line = [0; LINE_BYTES_MAX];
-        let ready_ns = ready_ns_of(read_line(&self.schedstat, &mut line).ok()?)?;
-        Some(ThreadTimes { is_ready, ready_ns })
+        let (ran_ns, ready_ns) = times_of(read_line(&self.schedstat, &mut line).ok()?)?;
+        Some(ThreadTimes {
+            is_ready,
+            ready_ns,
+            ran_ns,
+            halts: None,
+        })
     }
 
     fn is_ready(&self) -> io::Result<bool> {
         let mut line = [0; LINE_BYTES_MAX];
         is_ready_in(read_line(&self.stat, &mut line)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
+}
+
+/// Gets the counters of halts of a VM, on a thread of its own: its shard may be slow. Until they are there,
+/// no vCPU of it is known to halt often.
+fn find_halt_counters(handle: &VmHandle) -> Arc<OnceLock<Vec<HaltCounter>>> {
+    let found = Arc::new(OnceLock::new());
+    let (handle, awaited) = (handle.clone(), Arc::downgrade(&found));
+    let find = move || {
+        for _ in 0..COUNTER_TRIES {
+            let counters = handle.halt_counters();
+            let Some(found) = awaited.upgrade() else { return };
+            if !counters.is_empty() {
+                let _ = found.set(counters);
+                return;
+            }
+            drop(found);
+            thread::sleep(COUNTER_INTERVAL);
+        }
+    };
+    // Without a thread the VM's gang is a strict one.
+    if let Err(error) = thread::Builder::new().name("halts".into()).spawn(find) {
+        tracing::warn!(%error, "halts of vCPUs are not counted");
+    }
+    found
 }
 
 fn read_line<'a>(file: &File, line: &'a mut [u8]) -> io::Result<&'a str> {
@@ -157,11 +201,13 @@ fn is_ready_in(stat: &str) -> Option<bool> {
     Some(fields.trim_start().starts_with('R'))
 }
 
-/// Run time and time of waiting for a CPU together, nanoseconds, in a line of `/proc/TID/schedstat`.
-fn ready_ns_of(schedstat: &str) -> Option<u64> {
+/// Run time, and run time and time of waiting for a CPU together, nanoseconds, in a line of
+/// `/proc/TID/schedstat`.
+fn times_of(schedstat: &str) -> Option<(u64, u64)> {
     let mut fields = schedstat.split_ascii_whitespace();
     let mut next = || fields.next()?.parse::<u64>().ok();
-    Some(next()?.saturating_add(next()?))
+    let (ran, waited) = (next()?, next()?);
+    Some((ran, ran.saturating_add(waited)))
 }
 
 #[cfg(test)]
@@ -174,7 +220,7 @@ pub(super) mod tests {
     pub(in super::super) struct NoThreads;
 
     impl VcpuThreads for NoThreads {
-        fn pin(&self, _: u16, _: usize) -> io::Result<()> {
+        fn pin(&self, _: u16, _: &[usize]) -> io::Result<()> {
             Err(io::ErrorKind::NotFound.into())
         }
 
@@ -192,8 +238,8 @@ pub(super) mod tests {
         assert_eq!(is_ready_in("7 (vcpu0) R 1 7 7"), Some(true));
         assert_eq!(is_ready_in("7 (a) R (b) S 1 7 7"), Some(false));
         assert_eq!(is_ready_in("7"), None);
-        assert_eq!(ready_ns_of("5 7 9\n"), Some(12));
-        assert_eq!((ready_ns_of("5"), ready_ns_of("x 7")), (None, None));
+        assert_eq!(times_of("5 7 9\n"), Some((5, 12)));
+        assert_eq!((times_of("5"), times_of("x 7")), (None, None));
     }
 
     #[test]
@@ -215,6 +261,7 @@ pub(super) mod tests {
             handle: VmHandle::default(),
             starts: 1,
             threads: vec![thread(nix::unistd::gettid()), thread(id)],
+            halts: Arc::default(),
         };
         assert!(threads.read(0).unwrap().is_ready);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
@@ -229,7 +276,7 @@ pub(super) mod tests {
             assert!(std::time::Instant::now() < deadline, "it does not end");
             std::thread::yield_now();
         }
-        assert!(threads.pin(1, 0).is_err(), "its id may be another thread's");
+        assert!(threads.pin(1, &[0]).is_err(), "its id may be another thread's");
         assert_eq!(threads.read(2), None);
         // The VM does not run: orders are lost.
         threads.stop(0);

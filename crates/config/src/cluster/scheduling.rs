@@ -89,9 +89,12 @@ impl ClusterSpec {
     }
 }
 
+/// Greatest rate of halts that can be named: no vCPU reaches it, so that none leaves its gang.
+const HALTS_MAX: u64 = 1_000_000_000;
+
 /// Name, value and range of each tunable. A tick is at most a slice, which is at most what a period of
 /// entitlement has room for.
-fn ranges(tunables: &Tunables) -> [(&'static str, u64, u64, u64); 18] {
+fn ranges(tunables: &Tunables) -> [(&'static str, u64, u64, u64); 23] {
     let t = tunables;
     let (millisecond, tick, period) = (MILLISECOND, t.tick_ns, t.entitlement_period_ns);
     [
@@ -132,6 +135,16 @@ fn ranges(tunables: &Tunables) -> [(&'static str, u64, u64, u64); 18] {
         ("disparity", t.disparity.into(), 1, 63),
         ("move_hold_ns", t.move_hold_ns, 0, TIME_MAX),
         ("halt_hysteresis_ns", t.halt_hysteresis_ns, 0, tick),
+        (
+            "halt_hysteresis_high_ns",
+            t.halt_hysteresis_high_ns,
+            t.halt_hysteresis_ns,
+            TIME_MAX,
+        ),
+        ("halt_window_ns", t.halt_window_ns, tick, TIME_MAX),
+        ("halts_high_per_s", t.halts_high_per_s, 1, HALTS_MAX),
+        ("halts_low_per_s", t.halts_low_per_s, 0, t.halts_high_per_s),
+        ("light_permille", t.light_permille, 0, 1_000),
         (
             "straggler_timeout_ns",
             t.straggler_timeout_ns,

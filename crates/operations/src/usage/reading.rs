@@ -133,6 +133,8 @@ pub struct CpuQueue {
     pub gang: Option<String>,
     /// Number of vCPUs that are ready and wait.
     pub waiting: Option<u32>,
+    /// Number of vCPUs that halt often, so that Linux runs them without their gangs.
+    pub ungated: Option<u32>,
     /// Load, in thousandths of a CPU.
     pub load_milli: Option<u64>,
     /// vCPUs that it got from other CPUs.

@@ -109,6 +109,7 @@ pub(super) fn queue(queue: &interface::CpuQueue) -> CpuQueue {
     CpuQueue {
         gang: queue.gang.clone(),
         waiting: Some(queue.waiting),
+        ungated: Some(queue.ungated),
         load_milli: Some(u64::from(queue.load) * 1000),
         moves: Some(QueueMoves {
             idle: Some(queue.moved_idle),

@@ -334,6 +334,7 @@ fn run_queue_that_a_cell_reports_is_in_the_reading() {
         cpu: 3,
         gang: Some("web".to_owned()),
         waiting: 2,
+        ungated: 1,
         load: 3,
         moved_idle: 4,
         moved_periodic: 5,
@@ -348,6 +349,7 @@ fn run_queue_that_a_cell_reports_is_in_the_reading() {
     let expected = CpuQueue {
         gang: Some("web".to_owned()),
         waiting: Some(2),
+        ungated: Some(1),
         load_milli: Some(3_000),
         moves: Some(moves),
         refused: Some(7),

@@ -41,9 +41,9 @@ pub const HALTS_HIGH_PER_S: u64 = 250;
 /// Rate of halts below which a busy vCPU joins its gang again. Ours: a fifth, so that a rate that varies does
 /// not move it in and out.
 pub const HALTS_LOW_PER_S: u64 = 50;
-/// The same for a vCPU with a high rate of halts. Ours: a tick, far above its halts, so that its CPU does not
-/// change hands at each of them.
-pub const HALT_HYSTERESIS_HIGH: Nanos = TICK;
+/// The same for a vCPU with a high rate of halts. Ours: two ticks, far above its halts, so that its CPU does
+/// not change hands at each of them.
+pub const HALT_HYSTERESIS_HIGH: Nanos = 2 * TICK;
 /// Share of a CPU, thousandths, up to which such a vCPU runs beside a gang. Ours: a gang of two loses twice
 /// that share at most when the CPUs are taken from it at different times, an eighth here.
 pub const LIGHT_PERMILLE: u64 = 62;

@@ -44,6 +44,8 @@ pub struct CpuQueue {
     pub gang: Option<String>,
     /// vCPUs that are ready and wait.
     pub waiting: u32,
+    /// vCPUs that halt often, so that Linux runs them without their gangs.
+    pub ungated: u32,
     /// vCPUs that are not idle, running and waiting.
     pub load: u32,
     /// vCPUs that came by the idle balancer.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::balancing::{self, Cost};
 use super::experiment::{self, CPUS, Run, Scheduler, VCPUS, WORK_NS, Wait};
-use super::spanning;
+use super::{sleepers, spanning};
 use crate::{MILLISECOND, SECOND, Time};
 
 /// Work of each vCPU in the experiment: long beside a slice, so that the start weighs little.
@@ -35,11 +35,21 @@ struct SpanningRow {
     ratio: Option<f64>,
 }
 
+/// Row of the experiment with threads that sleep beside threads that spin.
+#[derive(Clone, Debug)]
+struct SleeperRow {
+    waits: &'static [sleepers::Wait],
+    scheduler: sleepers::Scheduler,
+    /// Barriers of each VM in a second.
+    per_s: Option<Vec<f64>>,
+}
+
 /// Results of the experiments.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     gangs: Vec<GangRow>,
     spanning: Vec<SpanningRow>,
+    sleepers: Vec<SleeperRow>,
     balancing: Vec<Cost>,
 }
 
@@ -59,6 +69,9 @@ impl Report {
                     report.spanning_rows(scheduler, cells, seed);
                 }
             }
+        }
+        if gangs {
+            report.sleeper_rows(seed);
         }
         if balancing {
             report.balancing = [8, 64, 512, 1024]
@@ -82,6 +95,27 @@ impl Report {
                 run,
                 ratio,
             });
+        }
+    }
+
+    fn sleeper_rows(&mut self, seed: u64) {
+        use sleepers::Scheduler::{Gangs, Linux, StrictGangs};
+        use sleepers::Wait::{Sleep, Spin};
+        let mixes: [&[sleepers::Wait]; 4] = [
+            &[Spin, Spin],
+            &[Sleep, Sleep],
+            &[Sleep, Spin],
+            &[Sleep, Sleep, Spin],
+        ];
+        for waits in mixes {
+            for scheduler in [Linux, StrictGangs, Gangs] {
+                let per_s = sleepers::run(waits, scheduler, seed);
+                self.sleepers.push(SleeperRow {
+                    waits,
+                    scheduler,
+                    per_s,
+                });
+            }
         }
     }
 
@@ -196,6 +230,21 @@ fn spanning_scheduler(scheduler: spanning::Scheduler) -> &'static str {
     }
 }
 
+fn sleeper_scheduler(scheduler: sleepers::Scheduler) -> &'static str {
+    match scheduler {
+        sleepers::Scheduler::Linux => "ideal Linux",
+        sleepers::Scheduler::Gangs => "gangs",
+        sleepers::Scheduler::StrictGangs => "gangs, halts not counted",
+    }
+}
+
+fn sleeper_wait(wait: sleepers::Wait) -> &'static str {
+    match wait {
+        sleepers::Wait::Spin => "spins",
+        sleepers::Wait::Sleep => "sleeps",
+    }
+}
+
 fn wait(wait: Wait) -> &'static str {
     match wait {
         Wait::Spin => "spin",
@@ -246,6 +295,29 @@ impl fmt::Display for Report {
             };
             let name = spanning_scheduler(row.scheduler);
             writeln!(f, "| {name} | {} | {} | {figures} |", row.cells, row.vms)?;
+        }
+        if !self.sleepers.is_empty() {
+            writeln!(
+                f,
+                "\n| VMs of two threads on two CPUs | scheduler | barriers of each in a second |"
+            )?;
+            writeln!(f, "| --- | --- | --- |")?;
+        }
+        for row in &self.sleepers {
+            let waits = row
+                .waits
+                .iter()
+                .map(|wait| sleeper_wait(*wait))
+                .collect::<Vec<_>>();
+            let figures = row
+                .per_s
+                .as_ref()
+                .map_or("a rule was broken".to_owned(), |per_s| {
+                    let figures = per_s.iter().map(|figure| format!("{figure:.0}"));
+                    figures.collect::<Vec<_>>().join(", ")
+                });
+            let name = sleeper_scheduler(row.scheduler);
+            writeln!(f, "| {} | {name} | {figures} |", waits.join(", "))?;
         }
         if !self.balancing.is_empty() {
             writeln!(

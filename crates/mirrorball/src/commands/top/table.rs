@@ -366,7 +366,7 @@ fn cpu(cpu: &CpuUse) -> Row {
             Entry::count(Some(cpu.cpu as u64)),
             Entry::text(numbers(&cpu.cells)),
             Entry::share(cpu.busy_milli),
-            Entry::text(queue.gang.unwrap_or_default()),
+            Entry::text(gang_text(queue.gang, queue.ungated)),
             Entry::count(queue.waiting),
             Entry::share(queue.load_milli),
             Entry::count(is_known.then_some(all)),
@@ -376,6 +376,15 @@ fn cpu(cpu: &CpuUse) -> Row {
         subject: format!("cpu {} {names}", cpu.cpu),
         id: RowId::Cpu(cpu.cpu),
     }
+}
+
+/// Formats the gang of a CPU and the vCPUs that Linux runs beside it: `web`, `web +2`, `+2`.
+fn gang_text(gang: Option<String>, ungated: Option<u32>) -> String {
+    let beside = ungated
+        .filter(|count| *count > 0)
+        .map(|count| format!("+{count}"));
+    let parts: Vec<String> = gang.into_iter().chain(beside).collect();
+    parts.join(" ")
 }
 
 /// Formats the vCPUs of a CPU: `web/0* web/1`, with a star for one that may run on no other CPU.

@@ -280,6 +280,7 @@ fn queue_of_a_cpu_is_shown_where_a_cell_reports_it() {
     sample.cpus[1].queue = Some(CpuQueue {
         gang: Some("web".to_owned()),
         waiting: Some(3),
+        ungated: Some(2),
         load_milli: Some(1_250),
         moves: Some(QueueMoves {
             idle: Some(4),
@@ -294,7 +295,7 @@ fn queue_of_a_cpu_is_shown_where_a_cell_reports_it() {
         entries.map(|entry| &entry.text[..]).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(texts(0), "0 0 85.3 - - - - - web/0* db/0*");
-    assert_eq!(texts(1), "1 1 - web 3 125.0 5 2 web/1");
+    assert_eq!(texts(1), "1 1 - web +2 3 125.0 5 2 web/1");
 }
 
 #[test]

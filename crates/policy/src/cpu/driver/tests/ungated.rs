@@ -180,5 +180,5 @@ fn vcpu_that_halts_often_keeps_its_slice_through_its_halts() {
     assert_eq!(at(5_000, Change::Halt), Some(1), "5 ms, not 200 us");
     assert_eq!(at(5_001, Change::Wake), Some(1));
     assert_eq!(at(5_002, Change::Halt), Some(1));
-    assert_eq!(at(15_002, Change::Halt), Some(2), "it sleeps");
+    assert_eq!(at(25_003, Change::Halt), Some(2), "it sleeps");
 }
