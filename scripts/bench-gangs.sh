@@ -4,25 +4,11 @@
 set -euo pipefail
 mirrorball=$(realpath "$1") runs=${2:-3}
 here=$(cd "$(dirname "$0")/.." && pwd)
-"$mirrorball" image build tiny --if-missing
-machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r)"
-work=$(mktemp -d)
-folder=/dev/shm/bench-gangs-$$
-clean() {
-    # Here, if it was interrupted. What is left in a lab host is gone with it.
-    if [ -d "$folder" ]; then
-        for words in "kill one" "kill two" "cluster down"; do
-            MIRRORBALL_RUNTIME=$folder/run timeout 60 "$mirrorball" $words 2>/dev/null || true
-        done
-    fi
-    rm -rf "$work" "$folder"
-}
-trap clean EXIT
-inside=()
+names="one two"
+. "$here/scripts/bench-set-up.sh"
 if ! "$mirrorball" probe >/dev/null 2>&1; then
     printf '[[hosts]]\nname = "host"\ncpus = 2\nmemory = "2G"\n' >"$work/lab.toml"
-    machine="lab host of two CPUs (QEMU software emulation, Debian 6.1 kernel; ratios only) on $machine"
-    inside=("$mirrorball" lab run "$work/lab.toml" --limit 7200 --)
+    use_lab "two CPUs (QEMU software emulation, Debian 6.1 kernel; ratios only)"
 fi
 # Other work takes CPUs away from the emulated ones, with the vCPUs on them.
 machine="$machine, load $(cut -d' ' -f1 /proc/loadavg) before the bench"
