@@ -22,6 +22,7 @@ mod cpu_thread;
 mod gate;
 pub(crate) mod host_clock;
 pub(crate) mod local_load;
+mod observer;
 mod order;
 mod part_threads;
 pub(crate) mod parts;
@@ -51,13 +52,14 @@ use urpc::published::Published;
 
 use self::cpu_thread::{CpuThread, Input, Shared};
 use self::local_load::LocalLoad;
+use self::observer::Observer;
 use self::order::Outcome;
 use self::parts::{Part, ScheduledPart};
 use self::published::{CpuState, VmFacts};
 use self::span_gate::SpanGate;
 use self::vcpu_threads::{ShardThreads, VcpuThreads};
-use self::vm_table::{CpuUse, Unplaced, VmSettings, check_pins, next_number, place, vcpus};
-use crate::handle::{VmChange, VmHandle, VmObserver};
+use self::vm_table::{CpuUse, Unplaced, VmSettings, next_number, place, vcpus};
+use crate::handle::{VmChange, VmHandle};
 
 /// Interval and number of attempts to find the threads of vCPUs that have just started: each names itself.
 const FIND_INTERVAL: Duration = Duration::from_millis(10);
@@ -133,10 +135,7 @@ impl Scheduler {
 
     /// Schedules a VM from now on, through its reboots.
     pub(crate) fn serve(&self, vm: u32, handle: &VmHandle) {
-        handle.observe(Box::new(Observer {
-            vm,
-            scheduler: self.clone(),
-        }));
+        handle.observe(Box::new(Observer::new(vm, self.clone())));
         let _ = self.changes.send(Change::Served(vm, handle.clone()));
     }
 
@@ -179,42 +178,6 @@ impl Scheduler {
             // The process ends in any case.
             let _ = told.recv_timeout(END_LIMIT);
         }
-    }
-}
-
-/// Observer of one VM.
-struct Observer {
-    vm: u32,
-    scheduler: Scheduler,
-}
-
-impl VmObserver for Observer {
-    fn changed(&self, change: VmChange) {
-        let _ = self.scheduler.changes.send(Change::Of(self.vm, change));
-    }
-
-    fn check_pins(&self, vcpus: u8, pins: &BTreeMap<u8, Vec<usize>>) -> Result<(), String> {
-        let settings = VmSettings {
-            vcpus,
-            pins: pins.clone(),
-            ..VmSettings::default()
-        };
-        check_pins(&settings, &self.scheduler.shared.host_cpus)
-    }
-
-    fn order(&self, vcpu: u8, cpu: usize) -> Option<Result<(), String>> {
-        order::order(vcpu, cpu, |tell| {
-            let _ = self
-                .scheduler
-                .changes
-                .send(Change::Order(self.vm, vcpu, cpu, tell));
-        })
-    }
-
-    fn release(&self) -> bool {
-        let (tell, told) = mpsc::channel();
-        let _ = self.scheduler.changes.send(Change::Release(self.vm, tell));
-        told.recv_timeout(2 * RELEASE_LIMIT).unwrap_or(false)
     }
 }
 
