@@ -9,6 +9,11 @@ use policy::cpu::{MICROSECOND, MILLISECOND, Nanos};
 /// Interval at which the vCPU that runs is read while another one waits for its CPU. Ours: a halt is noticed
 /// within a millisecond, at the cost of about 5 us of each.
 pub(super) const CHOSEN_INTERVAL: Nanos = MILLISECOND;
+/// Longest interval for a vCPU that runs without a break. Ours: below the drivers' tick.
+const STEADY_INTERVAL_MAX: Nanos = 8 * MILLISECOND;
+/// Part of the time without a break after which a vCPU is read again. Ours: an eighth, so that a halt
+/// leaves that part of the CPU unused at most.
+const STEADY_PARTS: u64 = 8;
 /// Interval at which the other vCPUs are read while VMs compete: the drivers' tick.
 pub(super) const OTHERS_INTERVAL: Nanos = 10 * MILLISECOND;
 /// Interval on a CPU with several vCPUs of which at most one has work. Ours.
@@ -47,8 +52,10 @@ pub(super) struct Activity {
     last: Option<(Nanos, ThreadTimes)>,
     /// Time by which it has to have run since its order to go on, and its reading then.
     begun: Option<(Nanos, u64)>,
-    /// What it has done since the last sample was taken.
+    /// Its activity since the last sample was taken.
     sample: Sample,
+    /// Time for which it has run without a break, as far as it was read.
+    steady: Nanos,
 }
 
 impl Activity {
@@ -65,11 +72,33 @@ impl Activity {
             last: Some((now, times)),
             begun: Some((now.saturating_add(limit), times.ready_ns)),
             sample: Sample::default(),
+            steady: 0,
         }
     }
 
-    /// Takes a reading; returns whether the vCPU has work: its thread is ready, or was for one in `parts` parts
-    /// of the time since the last reading. A guest that halts for some microseconds is not taken for halted.
+    /// The same for a vCPU that was read before its stop.
+    pub(super) fn resume(&mut self, now: Nanos, times: ThreadTimes, limit: Nanos) {
+        *self = Self {
+            steady: self.steady,
+            ..Self::begin(now, times, limit)
+        };
+    }
+
+    /// Ends the readings for a stop, in which the thread shows nothing of the guest.
+    pub(super) fn pause(&mut self) {
+        *self = Self {
+            steady: self.steady,
+            ..Self::default()
+        };
+    }
+
+    /// Interval at which the vCPU is read while it is the chosen one.
+    pub(super) fn chosen_interval(&self) -> Nanos {
+        (self.steady / STEADY_PARTS).clamp(CHOSEN_INTERVAL, STEADY_INTERVAL_MAX)
+    }
+
+    /// Takes a reading; returns whether the vCPU has work: its thread is ready, or was for one in `parts`
+    /// parts of the time since the last reading. A guest that halts for some microseconds has work.
     pub(super) fn note(&mut self, now: Nanos, times: ThreadTimes, parts: u64) -> bool {
         let has_begun = |(until, ready_ns): &(Nanos, u64)| times.ready_ns != *ready_ns || now >= *until;
         self.begun.take_if(|begun| has_begun(begun));
@@ -77,19 +106,26 @@ impl Activity {
         let sample = former.and_then(|(at, former)| sample(now.saturating_sub(at), &former, &times));
         if let Some(sample) = &sample {
             self.sample.add(sample);
+            // A read between two ticks of the host's clock may miss a little.
+            let is_steady = times.is_ready && sample.ready >= sample.length / 10 * 9;
+            self.steady = if is_steady {
+                self.steady.saturating_add(sample.length)
+            } else {
+                0
+            };
         }
         let was_busy = sample.is_some_and(|sample| sample.ready >= sample.length.div_ceil(parts));
         times.is_ready || was_busy || self.begun.is_some()
     }
 
-    /// What the vCPU has done since the last time, once that is as long as the drivers' tick.
+    /// Takes the sample of the time since the last one, once that is as long as the drivers' tick.
     pub(super) fn take_sample(&mut self) -> Option<Sample> {
         let is_long = self.sample.length + SLACK >= OTHERS_INTERVAL;
         is_long.then(|| std::mem::take(&mut self.sample))
     }
 }
 
-/// What a thread did between two readings; none if they are too far apart.
+/// Sample of the time between two readings; none if they are too far apart.
 fn sample(length: Nanos, former: &ThreadTimes, times: &ThreadTimes) -> Option<Sample> {
     let halts = former.halts.zip(times.halts);
     (1..=COMPARED_MAX).contains(&length).then(|| Sample {
@@ -205,6 +241,28 @@ mod tests {
         assert_eq!(activity.take_sample().map(|sample| sample.halts), Some(0));
         activity.note(300 * MILLISECOND, uncounted, BUSY_PARTS);
         assert_eq!(activity.take_sample(), None);
+    }
+
+    #[test]
+    fn vcpu_is_read_after_an_eighth_of_its_time_without_a_break_and_each_millisecond_after_a_halt() {
+        let mut activity = Activity::default();
+        let (mut now, mut ready_us) = (0, 0);
+        let mut read = |activity: &mut Activity, ms: u64, is_ready| {
+            now += ms * MILLISECOND;
+            ready_us += if is_ready { ms * 1_000 } else { ms * 500 };
+            activity.note(now, times(is_ready, ready_us), BUSY_PARTS);
+            activity.chosen_interval() / MILLISECOND
+        };
+        assert_eq!(read(&mut activity, 1, true), 1);
+        assert_eq!(read(&mut activity, 16, true), 2);
+        activity.pause();
+        assert!(activity.is_due(0, CHOSEN_INTERVAL));
+        activity.resume(20 * MILLISECOND, times(true, 17_000), START_LIMIT);
+        assert_eq!(activity.chosen_interval(), 2 * MILLISECOND, "as before its stop");
+        let mut activity = Activity::default();
+        read(&mut activity, 1, true);
+        assert_eq!(read(&mut activity, 100, true), 8);
+        assert_eq!(read(&mut activity, 8, false), 1);
     }
 
     #[test]

@@ -23,7 +23,8 @@ use policy::cpu::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
 use tracing::{debug, warn};
 
 use super::activity::{
-    Activity, BUSY_PARTS, BUSY_PARTS_HALTING, OTHERS_INTERVAL, START_LIMIT, WINDOW_START_LIMIT, interval,
+    Activity, BUSY_PARTS, BUSY_PARTS_HALTING, CHOSEN_INTERVAL, OTHERS_INTERVAL, START_LIMIT,
+    WINDOW_START_LIMIT, interval,
 };
 use super::gate::{Gate, GateOrder};
 use super::host_clock::monotonic;
@@ -343,11 +344,22 @@ impl CpuThread {
             self.activities.clear();
             return;
         };
+        let interval = match interval {
+            CHOSEN_INTERVAL => self.chosen_interval(),
+            other => other,
+        };
         let earliest = now + interval;
         if self.look_at.is_none_or(|at| now >= at || at > earliest) {
             self.look_at = Some(earliest);
             self.look_at_all(now, interval);
         }
+    }
+
+    /// Interval at which the chosen vCPU is read.
+    fn chosen_interval(&self) -> Nanos {
+        let chosen = self.driver.running().map(|(vcpu, _)| vcpu);
+        let activity = chosen.and_then(|vcpu| self.activities.get(&vcpu));
+        activity.map_or(CHOSEN_INTERVAL, Activity::chosen_interval)
     }
 
     fn look_at_all(&mut self, now: Nanos, interval: Nanos) {
@@ -357,8 +369,7 @@ impl CpuThread {
         for queued in queue {
             let vcpu = queued.vcpu;
             if self.gate.is_stopped(vcpu) || queued.entry.state == VcpuState::Waiting {
-                // Its thread shows nothing of the guest.
-                self.activities.remove(&vcpu);
+                self.activities.entry(vcpu).or_default().pause();
                 continue;
             }
             let is_halting = queued.halt_rate.is_high();
@@ -428,8 +439,8 @@ impl CpuThread {
                             None => START_LIMIT,
                             Some(_) => WINDOW_START_LIMIT,
                         };
-                        let begun = Activity::begin(self.shared.now(), times, limit);
-                        self.activities.insert(vcpu, begun);
+                        let activity = self.activities.entry(vcpu).or_default();
+                        activity.resume(self.shared.now(), times, limit);
                     }
                     facts.threads.go_on(vcpu.index);
                 }

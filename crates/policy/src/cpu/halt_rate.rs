@@ -10,8 +10,8 @@ use super::tunables::Tunables;
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// What a vCPU did for a time in which no driver stopped it. All figures are the host kernel's and KVM's: a
-/// shard can't make them up.
+/// Activity of a vCPU for a time in which no driver stopped it. All figures are the host kernel's and KVM's:
+/// a shard can't make them up.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Sample {
     /// Length of that time.
@@ -154,7 +154,7 @@ mod tests {
             prop_assert!(changes <= length / 100, "{} in {} ms", changes, length);
         }
 
-        /// Whatever it did before, a vCPU that spins is in a gang after two windows.
+        /// A vCPU that spins is in its gang after two windows, for all that it did before.
         #[test]
         fn vcpu_that_spins_is_in_its_gang_after_two_windows(
             before in prop::collection::vec((0..30_u64, 0..30_u64, any::<u64>()), 0..100),

@@ -37,7 +37,7 @@ fn vms_that_halt_often_are_not_stopped_and_use_all_cpus_until_they_spin() {
     std::thread::sleep(MEASURED);
     let ran: Duration = vms.iter().flat_map(|vm| vm.ran(from)).sum();
     let most = from.elapsed() * 5 / 2;
-    assert!(ran < most, "{ran:?}: two CPUs have no more than {most:?}");
+    assert!(ran < most, "{ran:?}: two CPUs have {most:?} at most");
     let cpus = vms.each_ref().map(|vm| vm.with(0, |vcpu, _| vcpu.cpus));
     assert_eq!(cpus, [1; 2]);
     table.end();

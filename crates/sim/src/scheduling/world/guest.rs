@@ -95,7 +95,7 @@ impl Vcpu {
         }
     }
 
-    /// What it has done in the time since the last sample; none as long as it has never halted.
+    /// Sample of the time since the last one; none as long as the vCPU has never halted.
     pub(super) fn take_sample(&mut self, now: Time, length: Time) -> Option<Sample> {
         if let Some(since) = &mut self.halts.since {
             self.halts.halted_ns += now.saturating_sub(*since);

@@ -1,7 +1,7 @@
 //! Linux's scheduler on the simulated machine: it runs vCPUs that no driver stops beside the chosen ones.
 //!
-//! It is better than the real one: it knows all CPUs at once, a CPU that is free takes a thread without delay,
-//! and the thread that has run least has a CPU.
+//! It is better than the real one: it knows all CPUs at once, a CPU that is free takes a thread without
+//! delay, and the thread that has run least has a CPU.
 
 use policy::cpu::entry::{VcpuEntry, VcpuState};
 use policy::cpu::message::{Change, Effect, Event};

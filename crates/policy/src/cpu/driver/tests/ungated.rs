@@ -42,7 +42,7 @@ fn with_vms(vms: &[u16]) -> Driver {
     driver
 }
 
-/// What a vCPU does in a tick: it runs for a time and halts.
+/// Sample of a tick in which a vCPU runs for a time and halts.
 fn sample(vm: u16, ran_us: u64, halts: u64) -> Event {
     let sample = Sample {
         length: 10 * MILLISECOND,
