@@ -195,19 +195,18 @@ impl ResidentSet {
         if !std::mem::take(&mut self.keeps_slots) {
             return Vec::new();
         }
-        (0..self.pages())
-            .filter_map(|page| self.mapped(page, false))
-            .collect()
+        (0..self.pages()).filter_map(|page| self.mapped(page)).collect()
     }
 
-    /// Drops the former slot of a page that is about to be mapped, unless the page keeps it: not if it is
-    /// written to. Returns the slot.
-    pub fn mapped(&mut self, page: u32, is_write: bool) -> Option<u32> {
+    /// Drops the former slot of a page that is about to be mapped, unless the page keeps it, and returns the
+    /// slot. Whether the thread writes to the page does not matter: a vCPU that reads may be reported as one
+    /// that writes.
+    pub fn mapped(&mut self, page: u32) -> Option<u32> {
         let is_kept = self.keeps_slots || self.slot(page).is_none_or(|slot| self.is_image_slot(slot));
-        match is_write || !is_kept {
-            true => self.release_former(page),
-            false => None,
+        if is_kept {
+            return None;
         }
+        self.release_former(page)
     }
 
     /// Records that a page was filled from a slot of an image, which becomes its former slot. Returns the one

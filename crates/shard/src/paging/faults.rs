@@ -28,20 +28,12 @@ struct Read {
     pages: Vec<u32>,
     slot: u32,
     seals: Vec<Seal>,
-    /// Whether the thread that waits for the first page writes to it.
-    is_write: bool,
 }
 
 impl Read {
     /// Begins a read, with a reference of its own to each slot: a page may be released meanwhile, and the
     /// slot must not be written anew. A slot has as many as all threads' reads can take.
-    fn new(
-        pages: Vec<u32>,
-        slot: u32,
-        is_write: bool,
-        slots: &mut PagingSlots,
-        seals: &SealTable,
-    ) -> io::Result<Self> {
+    fn new(pages: Vec<u32>, slot: u32, slots: &mut PagingSlots, seals: &SealTable) -> io::Result<Self> {
         let range = slot..slot + pages.len() as u32;
         for slot in range.clone() {
             if !slots.share_for_read(slot) {
@@ -49,12 +41,7 @@ impl Read {
             }
         }
         let seals = range.map(|slot| seals.get(slot)).collect();
-        Ok(Self {
-            pages,
-            slot,
-            seals,
-            is_write,
-        })
+        Ok(Self { pages, slot, seals })
     }
 }
 
@@ -90,7 +77,7 @@ impl Paging {
             let page = self.memory.page_at(fault.address);
             // The kernel reports faults of the registered mappings only.
             let page = page.ok_or_else(|| host(io::ErrorKind::InvalidInput.into()))?;
-            reads.extend(self.answer(page, fault.write).map_err(host)?);
+            reads.extend(self.answer(page).map_err(host)?);
         }
         for read in reads {
             self.read_back(&read, pages)?;
@@ -112,7 +99,7 @@ impl Paging {
     }
 
     /// Answers a fault without I/O, or returns what has to be read.
-    fn answer(&self, page: u32, is_write: bool) -> io::Result<Option<Read>> {
+    fn answer(&self, page: u32) -> io::Result<Option<Read>> {
         let at = self.memory.address(page).ok_or(io::ErrorKind::InvalidInput)?;
         let mut state = self.state();
         let State {
@@ -137,7 +124,7 @@ impl Paging {
                     Cached::ReadAhead => counters.faults_ahead += 1,
                     Cached::Resident => {}
                 }
-                release_former(set, slots, page, is_write);
+                release_former(set, slots, page);
                 self.map_cached(at)?;
             }
             Touch::Read { slot } => {
@@ -145,7 +132,7 @@ impl Paging {
                 let mut pages = Vec::with_capacity(READ_CLUSTER_PAGES as usize);
                 pages.push(page);
                 set.read_ahead(slot, &mut pages);
-                return Read::new(pages, slot, is_write, slots, seals).map(Some);
+                return Read::new(pages, slot, slots, seals).map(Some);
             }
             Touch::Wait => {}
         }
@@ -202,7 +189,7 @@ impl Paging {
         // A page that is being read has a slot.
         let runs = pages.chunk_by(successive);
         let runs = runs.filter_map(|run| Some((run.to_vec(), set.slot(run[0])?)));
-        runs.map(|(pages, slot)| Read::new(pages, slot, false, slots, seals))
+        runs.map(|(pages, slot)| Read::new(pages, slot, slots, seals))
             .collect()
     }
 
@@ -224,7 +211,7 @@ impl Paging {
             *counter += u64::from(done != ReadDone::Drop);
             let mapped = match done {
                 ReadDone::Map => {
-                    release_former(set, slots, page, read.is_write && page == read.pages[0]);
+                    release_former(set, slots, page);
                     self.userfault.map_copy(at, bytes, true)
                 }
                 // The state is that of a page without waiting threads, and changes under the lock only.
@@ -243,8 +230,8 @@ impl Paging {
 }
 
 /// Frees the former slot of a page that is about to be mapped, unless the page keeps it.
-fn release_former(set: &mut ResidentSet, slots: &mut PagingSlots, page: u32, is_write: bool) {
-    if let Some(slot) = set.mapped(page, is_write) {
+fn release_former(set: &mut ResidentSet, slots: &mut PagingSlots, page: u32) {
+    if let Some(slot) = set.mapped(page) {
         slots.release(slot);
     }
 }

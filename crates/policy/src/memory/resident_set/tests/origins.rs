@@ -10,11 +10,11 @@ fn page_of_an_image_leaves_without_a_slot_and_keeps_its_origin_when_the_file_is_
         assert_eq!(set.set_origin(page, 1001 + page), None);
     }
     assert_eq!(set.set_origin(3, 1009), Some(1004), "it was filled again");
-    assert_eq!(set.mapped(0, false), None);
-    assert_eq!(set.mapped(3, true), Some(1009), "it is written to");
+    assert_eq!(set.mapped(0), None);
+    assert_eq!(set.release_former(3), Some(1009));
     set.set_origin(3, 7);
     assert_eq!(set.stop_keeping_slots(), [7], "an image's slots take no room");
-    assert_eq!((set.mapped(0, false), set.slot(0)), (None, Some(1001)));
+    assert_eq!((set.mapped(0), set.slot(0)), (None, Some(1001)));
     trimmed(&mut set);
     assert_eq!(taken(&mut set, 4), [0, 1, 2, 3]);
     assert_eq!(set.set_origin(3, 1005), None);
