@@ -284,7 +284,7 @@ fn page_that_was_read_back_keeps_its_slot_and_leaves_without_a_write_if_it_is_un
     }
     trimmed(&mut set);
     assert_eq!(taken(&mut set, 4), [0, 1, 2, 3]);
-    assert_eq!(set.slot(0), Some(10));
+    assert_eq!((set.mapped(0), set.slot(0)), (None, Some(10)));
     assert!(!set.has_slots_content(0), "it may have changed");
     assert!(set.written(0, Content::Unchanged(10)));
     assert_eq!((set.state(0), set.slot(0)), (PageState::PagedOut, Some(10)));
@@ -431,7 +431,7 @@ proptest! {
                             cached.insert(page, next);
                             wrote.insert(page, next);
                             next += 1;
-                            // A fault may show that the thread writes.
+                            // The former slot may be freed at any time.
                             if number % 2 == 0 && let Some(slot) = set.release_former(page) {
                                 slots.release(slot);
                             }

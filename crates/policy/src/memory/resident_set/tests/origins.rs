@@ -33,3 +33,27 @@ fn page_of_an_image_leaves_without_a_slot_and_keeps_its_origin_when_the_file_is_
     assert_eq!(set.release(0), Some(1001));
     assert_eq!(set.counts().in_images, 0);
 }
+
+#[test]
+fn origin_is_recorded_for_pages_whose_content_is_in_memory_alone() {
+    let mut set = touched(FIFO + 1);
+    set.set_image_slots(1000);
+    assert_eq!(trimmed(&mut set), [0]);
+    set.set_origin(0, 1001);
+    assert_eq!((set.state(0), set.slot(0)), (PageState::SecondChance, Some(1001)));
+    // The content of the others is that of their slots, or none.
+    set.replace(1, 5);
+    set.replace(2, 6);
+    assert_eq!(set.touch(1), Touch::Read { slot: 5 });
+    assert_eq!(ahead(&mut set, 1, 5), [2]);
+    assert_eq!((set.set_origin(1, 1002), set.set_origin(2, 1003)), (None, None));
+    assert_eq!(set.read_done(2, 6), ReadDone::Keep);
+    assert_eq!(
+        (set.set_origin(2, 1003), set.set_origin(FIFO + 1, 1004)),
+        (None, None)
+    );
+    assert_eq!(
+        [1, 2, FIFO + 1].map(|page| set.slot(page)),
+        [Some(5), Some(6), None]
+    );
+}

@@ -135,6 +135,29 @@ fn pages_of_an_image_leave_memory_without_a_write_and_come_back_from_the_image()
     assert!(rig.end.cause().is_none());
 }
 
+/// A guest's read-ahead fills free pages wherever they are.
+#[test]
+fn each_page_of_a_read_into_scattered_pages_has_its_origin() {
+    let (rig, mut driver) = driver(&image());
+    let pages = LIMIT_PAGES + 1024;
+    let place = |page: u32| 2 * page + page % 2;
+    for start in (0..pages).step_by(64) {
+        let buffer = |page| writable(u64::from(FREE + place(page)) * PAGE, PAGE as u32);
+        let buffers: Vec<_> = (start..start + 64).map(buffer).collect();
+        let status = driver.request(VIRTIO_BLK_T_IN, u64::from(start) * SECTORS, &buffers);
+        assert_eq!(status, VIRTIO_BLK_S_OK as u8);
+    }
+    rig.settle();
+    let outside = rig.number("/images/paged_out_bytes");
+    assert!(outside >= 1024 * PAGE, "{}", rig.paging.status());
+    assert!(
+        rig.number("/written_bytes") <= OTHER_PAGES * PAGE,
+        "{}",
+        rig.paging.status()
+    );
+    (0..pages).for_each(|page| rig.check(FREE + place(page), value(page)));
+}
+
 #[test]
 fn pages_that_the_guest_changes_are_its_own_and_two_vms_share_the_rest() {
     let directory = tempfile::tempdir().unwrap();
