@@ -190,7 +190,7 @@ fn disk(text: &str) -> DiskSpec {
         read_only: false,
         device: Default::default(),
         queues: None,
-        share: false,
+        share: None,
         on_full: Default::default(),
     }
 }
@@ -210,7 +210,7 @@ fn folder(text: &str) -> Result<FolderSpec> {
         read_only,
         cache: Default::default(),
         xattr: false,
-        share: None,
+        share: false,
     })
 }
 
