@@ -67,6 +67,7 @@ mod tests {
             host,
             bandwidth: None,
             packets: None,
+            offloads: false,
             sandbox_required: false,
             outside: true,
             settings: None,

@@ -108,6 +108,7 @@ pub(super) mod tests {
                 addresses: Vec::new(),
                 forward: Vec::new(),
                 host: false,
+                offloads: false,
                 outside: true,
                 counters: counts(&[
                     ("from_guest_frames", 3),
