@@ -2,9 +2,9 @@
 //!
 //! [`guest`] connects to the agent of a VM, [`placement`] orders moves and limits of its vCPUs, [`cells`]
 //! acts on the cells of this host, [`networks`] lists the networks of a user's VMs, [`memory`] measures VMs'
-//! use of the host's memory, [`page_use`] one VM's by page, and [`usage`] what cells, VMs and vCPUs make of its
-//! CPUs and memory over time. A [`Failure`] has a cause and a help; the command prints it, and the API returns
-//! it as a problem document.
+//! use of the host's memory, [`page_use`] one VM's by page, and [`usage`] what cells, VMs and vCPUs make of
+//! its CPUs and memory over time. A [`Failure`] has a cause and a help; the command prints it, and the API
+//! returns it as a problem document.
 
 pub mod cells;
 mod failure;
