@@ -91,15 +91,21 @@ fn connection_counts_until_its_close_has_ended() {
     let server = server(directory.path(), vec![user]);
     // As much as the server reads at once. The reply to it fails, so the socket behind it is never read.
     let request = [b"x".repeat(511), b"\n".to_vec()].concat();
-    let (connection, _listener) = trapped(&request);
-    server.clone().take(connection, 1).unwrap();
+    // Several, as a program that another test starts may hold copies of one's socket for a moment: then the
+    // server's close is not the last one, and does not block.
+    let listeners = [(); 3].map(|()| {
+        let (connection, listener) = trapped(&request);
+        server.clone().take(connection, 1).unwrap();
+        listener
+    });
     std::thread::sleep(SOON / 2);
-    assert!(lock(&server.callers).open_of(uid) == 1);
+    assert!(lock(&server.callers).open_of(uid) > 0);
     let deadline = Instant::now() + 5 * LINGER;
     while lock(&server.callers).open_of(uid) != 0 {
-        assert!(Instant::now() < deadline, "the connection counts forever");
+        assert!(Instant::now() < deadline, "a connection counts forever");
         std::thread::sleep(Duration::from_millis(20));
     }
+    drop(listeners);
 }
 
 #[test]
