@@ -211,8 +211,7 @@ fn guest_swaps_pages_that_are_paged_out_without_io() {
         .trim_end_matches("/serial")
         .replace("/sys/block", "/dev");
     vm.sh(&format!("mkswap {device} && swapon {device}"));
-    let mib = if in_campaign() { "140" } else { "90" };
-    vm.tool(&["memory", mib]).limit(INFLATE_LIMIT * 2).ok();
+    vm.tool(&["hold", "140", "1"]).limit(INFLATE_LIMIT * 2).ok();
     let counted = vm.inspect()["status"]["paging"].clone();
     assert_eq!(number(&counted, "/disk/bytes"), 256 * MIB);
     for counter in ["/disk/writes/without_io", "/disk/reads/without_io"] {
