@@ -8,7 +8,7 @@ use smoltcp::iface::{SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::wire::{IpEndpoint, IpListenEndpoint};
 
-use super::stack::{Link, Stack};
+use super::stack::{Link, SEGMENTS_MAX, Stack};
 use crate::host_socket::{self as socket, Moved};
 
 /// Longest time without bytes in either direction (RFC 5382 asks for 124 minutes at least).
@@ -136,16 +136,34 @@ impl Connection {
         }
         self.move_to_host(now);
         self.move_to_guest(now);
-        if self.is_over_time(now) {
+        let is_over_time = self.is_over_time(now);
+        if is_over_time {
             self.sockets.get_mut::<Socket>(self.handle).abort();
         }
         // The stack forgets received bytes when the time to wait after the end is over. The host may not have
         // them yet.
         if !self.is_acknowledged {
-            self.has_failed |= stack.send(&mut self.sockets, link, now).is_err();
+            // One acknowledgement tells of all bytes. The stack's timer that probes a window of zero may be
+            // left from before, and the stack then sends without end.
+            let segments_max = if self.is_all_acknowledged() {
+                1
+            } else {
+                SEGMENTS_MAX
+            };
+            let sent = stack.send(&mut self.sockets, link, segments_max, now);
+            self.has_failed |= sent.is_err();
         }
         self.note_state();
-        self.fate(link.is_full)
+        match is_over_time {
+            true => Fate::Reset,
+            false => self.fate(link.is_full),
+        }
+    }
+
+    /// Returns whether the guest has acknowledged all bytes and the end of the host's direction.
+    fn is_all_acknowledged(&self) -> bool {
+        let state = self.sockets.get::<Socket>(self.handle).state();
+        matches!(state, State::FinWait2 | State::TimeWait)
     }
 
     fn fate(&mut self, is_full: bool) -> Fate {
@@ -231,7 +249,8 @@ impl Connection {
     /// (`is_full`) does not wait for the stack's timers.
     pub(super) fn deadline(&self, stack: &mut Stack, is_full: bool, now: Instant) -> Instant {
         let limit = self.active + self.limit();
-        if is_full || self.is_acknowledged {
+        // Nothing is sent again to a guest that has acknowledged all.
+        if is_full || self.is_acknowledged || self.is_all_acknowledged() {
             return limit;
         }
         match stack.deadline(&self.sockets, now) {

@@ -55,9 +55,14 @@ pub struct Conversation {
     host_received: usize,
 }
 
+/// Segments without bytes or flags that one turn may have: an acknowledgement, a window, a probe.
+const EMPTY_MAX: usize = 3;
+
 /// The guest's queue.
 struct Room {
     has_room: bool,
+    /// Segments of this turn without bytes or flags.
+    empty: usize,
     /// The number after the last byte that was sent to the guest.
     acknowledgeable: i32,
 }
@@ -75,6 +80,7 @@ impl Output for Room {
         if !segment.rst() {
             let end = segment.seq_number() + segment.segment_len();
             self.acknowledgeable = end.0;
+            self.empty += usize::from(segment.segment_len() == 0);
         }
     }
 }
@@ -102,6 +108,7 @@ impl Conversation {
         };
         let output = Room {
             has_room: true,
+            empty: 0,
             acknowledgeable: 0,
         };
         let mut conversation = Self {
@@ -193,9 +200,11 @@ impl Conversation {
             return;
         };
         connection.note_event(true, true);
+        self.output.empty = 0;
         let mut link = Link::new(CardId(1), &mut self.output);
         let fate = connection.turn(&mut self.stack, &mut link, self.now);
         let is_full = link.is_full;
+        assert!(self.output.empty <= EMPTY_MAX, "segments without an end");
         assert_eq!(self.stack.failures(), 0, "the stack failed");
         if fate == Fate::Open {
             let deadline = connection.deadline(&mut self.stack, is_full, self.now);

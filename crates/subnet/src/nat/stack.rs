@@ -19,6 +19,9 @@ use super::{CardId, Output};
 /// Bytes of the buffer beyond the largest packet, by which a longer datagram is noticed.
 const SPARE_BYTES: usize = 64;
 
+/// Segments that one connection sends in one turn. It goes on in the next one, as others also wait.
+pub(super) const SEGMENTS_MAX: usize = 1024;
+
 /// Failure of the stack, by which a connection ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StackFailure;
@@ -126,11 +129,12 @@ impl Stack {
         })
     }
 
-    /// Sends what the sockets have to send, as far as the card has room.
+    /// Sends what the sockets have to send, as far as the card has room, and up to `segments_max` segments.
     pub(super) fn send(
         &mut self,
         sockets: &mut SocketSet<'static>,
         link: &mut Link<'_>,
+        segments_max: usize,
         now: Instant,
     ) -> Result<(), StackFailure> {
         let time = self.time(now);
@@ -142,7 +146,11 @@ impl Stack {
         };
         let interface = &mut self.interface;
         guarded(&mut self.failures, || {
-            while interface.poll_egress(time, &mut port, sockets) == PollResult::SocketStateChanged {}
+            for _ in 0..segments_max {
+                if interface.poll_egress(time, &mut port, sockets) != PollResult::SocketStateChanged {
+                    break;
+                }
+            }
         })
     }
 

@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -66,6 +66,58 @@ fn build(first: &[u8], segment: &Segment, server_sequence: i32) -> Vec<u8> {
     packet
 }
 
+/// Opens a connection by the guest's packets. Returns its first packet, the server's first number, and the
+/// host's end.
+fn open(world: &mut World) -> (Vec<u8>, i32, TcpStream) {
+    world.keeps_packets = true;
+    world.wire.capacity = 100_000;
+    let listener = listener(ipv4());
+    let to = SocketAddr::new(ipv4(), listener.local_addr().unwrap().port());
+    let first = syn(SocketAddr::new(guest_address(ipv4()), 5000), to);
+    world.send(&first);
+    world.until("reply", |world| !world.wire.packets.is_empty());
+    let (_, reply) = world.wire.packets.pop_front().unwrap();
+    let sequence = TcpPacket::new_unchecked(&reply[20..]).seq_number().0;
+    let (host, _) = listener.accept().unwrap();
+    host.set_nonblocking(true).unwrap();
+    (first, sequence, host)
+}
+
+/// A guest that first acknowledges a part with a window of 0 leaves the stack a timer which it never stops.
+#[test]
+fn guest_that_acknowledges_all_without_a_window_gets_few_segments() {
+    let mut world = World::new();
+    let (first, sequence, mut host) = open(&mut world);
+    std::io::Write::write_all(&mut host, &[1; 10]).unwrap();
+    host.shutdown(Shutdown::Write).unwrap();
+    let acknowledge = |world: &mut World, acknowledged, window| {
+        let segment = Segment {
+            flags: 0x10,
+            sequence: 0,
+            acknowledged,
+            window,
+            payload: 0,
+            skipped: 0,
+        };
+        world.send(&build(&first, &segment, sequence));
+    };
+    acknowledge(&mut world, 0, 1000);
+    world.until("bytes and their end", |world| {
+        world.wire.packets.iter().any(|(_, packet)| packet[33] & 1 != 0)
+    });
+    acknowledge(&mut world, 5, 0);
+    acknowledge(&mut world, 11, 0);
+    world.wire.packets.clear();
+    world.skip(Duration::from_secs(60));
+    for _ in 0..100 {
+        world.step();
+        world.skip(Duration::from_millis(10));
+    }
+    let segments = world.wire.packets.len();
+    assert!(segments <= 2, "{segments}");
+    assert_eq!(world.counts().connections, 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -90,21 +142,11 @@ proptest! {
         segments in prop::collection::vec(segment(), 1..60), sent in 0_usize..200_000, host_ends: bool,
     ) {
         let mut world = World::new();
-        world.keeps_packets = true;
-        world.wire.capacity = 100_000;
-        let listener = listener(ipv4());
-        let to = SocketAddr::new(ipv4(), listener.local_addr().unwrap().port());
-        let first = syn(SocketAddr::new(guest_address(ipv4()), 5000), to);
-        world.send(&first);
-        world.until("reply", |world| !world.wire.packets.is_empty());
-        let (_, reply) = world.wire.packets.pop_front().unwrap();
-        let sequence = TcpPacket::new_unchecked(&reply[20..]).seq_number().0;
-        let (mut host, _) = listener.accept().unwrap();
-        host.set_nonblocking(true).unwrap();
+        let (first, sequence, mut host) = open(&mut world);
         // The host sends before the guest's first segment.
         let _ = std::io::Write::write(&mut host, &vec![1; sent]).unwrap();
         if host_ends {
-            host.shutdown(std::net::Shutdown::Write).unwrap();
+            host.shutdown(Shutdown::Write).unwrap();
         }
         let opening = Segment {
             flags: 0x10,

@@ -132,6 +132,23 @@ fn bytes_that_the_host_has_not_read_survive_the_end_of_both_directions() {
 }
 
 #[test]
+fn bytes_that_the_host_does_not_read_for_two_hours_are_lost() {
+    let mut world = World::new();
+    let guest = world.listen(80);
+    let (ours, host) = UnixStream::pair().unwrap();
+    setsockopt(&ours, SndBuf, &4096).unwrap();
+    world.add_connection(ours.into(), 80);
+    world.until("connection", |world| world.state(guest) == State::Established);
+    world.write(guest, &pattern(60_000));
+    world.socket(guest).close();
+    world.until("end of the guest", |world| world.state(guest) == State::FinWait2);
+    host.shutdown(Shutdown::Write).unwrap();
+    world.until("end of the host", |world| world.state(guest) == State::TimeWait);
+    world.skip(Duration::from_secs(7500));
+    world.until("end", |world| world.counts().connections == 0);
+}
+
+#[test]
 fn reset_by_the_guest_resets_the_hosts_connection() {
     let mut world = World::new();
     let (guest, mut host) = world.connected(ipv4());
