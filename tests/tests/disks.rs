@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_tests::command::{BOOT_LIMIT, Call, Running};
 use guest_tests::pattern::{DiskWrites, Numbers, digest};
@@ -215,6 +215,40 @@ fn an_exclusive_disk_refuses_a_second_vm_and_names_the_first() {
     first.kill();
     first.wait_ended(Duration::from_secs(10));
     VmFile::new("second").disk(&path, exclusive).start_only(&scratch);
+}
+
+#[test]
+fn disk_with_limits_takes_its_time_until_they_are_taken_away() {
+    let scratch = Scratch::new("limits");
+    let path = scratch.sparse("disk", 16 << 20);
+    let limited = "bandwidth = \"1M\"\noperations = 1000";
+    let vm = VmFile::new("limited").disk(&path, limited).start_only(&scratch);
+    let waits = || vm.counters("disk0")["limit_waits"].as_u64().expect("a count");
+    let read = |from: usize| {
+        vm.sh(&format!(
+            "dd if=/dev/vda of=/dev/null bs=65536 count=64 skip={from}"
+        ))
+    };
+    let start = Instant::now();
+    read(0);
+    // 4 MiB, of which 0.1 come at once.
+    assert!(start.elapsed() >= Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(waits() > 0);
+    let refused = mirrorball(["update", vm.name(), "--disk", "1,operations=5"]).run();
+    assert!(refused.expect(1).errors().contains("no disk 1"));
+    let refused = mirrorball(["update", vm.name(), "--disk", "root,operations=5"]).run();
+    assert!(refused.expect(1).errors().contains("no root disk"));
+    mirrorball(["update", vm.name(), "--disk", "0,bandwidth=none,operations=none"]).ok();
+    let before = waits();
+    read(64);
+    assert_eq!(waits(), before);
+    // The change holds after a reboot.
+    mirrorball(["update", vm.name(), "--disk", "0,bandwidth=1M"]).ok();
+    mirrorball(["reset", vm.name()]).ok();
+    vm.wait_up();
+    let before = waits();
+    read(128);
+    assert!(waits() > before);
 }
 
 #[test]

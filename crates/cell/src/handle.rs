@@ -4,6 +4,7 @@
 mod borrowed_cpus;
 pub(crate) mod cell_requests;
 mod cpu_reservation;
+mod disk_limits;
 mod end;
 mod freeze;
 mod gate;

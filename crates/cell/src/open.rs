@@ -47,6 +47,7 @@ use crate::subnet_card::{SubnetCardError, drain};
 
 pub use self::cards::hardware_addresses;
 pub use self::files::scratch_directory;
+pub(crate) use self::launch::disk_limits;
 pub(crate) use self::left::LeftOpened;
 
 /// The file in the VM's directory that has the log of its home.
@@ -91,6 +92,9 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// The spec limits a root disk that the image does not have.
+    #[error("root: the image has no root disk whose requests could be limited; help: leave out [root]")]
+    NoRootDisk,
     /// The spec has no kernel.
     #[error("no kernel to boot: name an image that has one, or a kernel file")]
     NoKernel,
@@ -243,6 +247,7 @@ pub fn open(vm: OfVm<'_>, claims: Claims, program: &BuildProgram) -> Result<VmRe
         initrd: boot.initrd,
         cmdline: cmdline::joined(spec, boot.image.as_deref().map(|image| image.cmdline.as_str())),
         disks: disks.launches,
+        disk_limits: disk_limits(spec),
         regions: Vec::new(),
         nets: cards.launches,
         folders: folders.launches,

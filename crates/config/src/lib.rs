@@ -6,6 +6,7 @@
 
 pub mod cluster;
 pub mod cpulist;
+mod disk_limits;
 mod error;
 mod fault;
 mod host;
@@ -22,6 +23,7 @@ mod tests;
 mod validate;
 pub mod vm;
 
+pub use disk_limits::{DiskLimitsMut, DiskName};
 pub use error::ConfigError;
 pub use fault::Fault;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};

@@ -189,7 +189,15 @@ fn check_root(spec: &VmSpec) -> Result<(), Fault> {
             "add `name`: the disk is kept by it",
         ));
     }
-    Ok(())
+    let (bandwidth, operations) = (spec.root.bandwidth, spec.root.operations);
+    if spec.image.is_none() && (bandwidth.is_some() || operations.is_some()) {
+        return Err(fault(
+            &["root"],
+            "limits of a root disk without an image",
+            "add `image`, or limit a disk under [[disks]]",
+        ));
+    }
+    disks::check_limits(bandwidth, operations, &["root"])
 }
 
 /// Checks the initramfs and the command line.

@@ -229,6 +229,14 @@ pub struct RootSpec {
     /// Outcome of a write for which the host has no space.
     #[serde(default)]
     pub on_full: OnFullSpec,
+    /// Maximum bytes per second that the guest reads and writes, from 64K; no limit when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// Maximum requests per second, from 1; no limit when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations: Option<u32>,
 }
 
 /// The endings after which a VM starts again. A guest's reboot always starts it, and an end by `kill` or
@@ -310,6 +318,14 @@ pub struct DiskSpec {
     /// Outcome of a write for which the host has no space.
     #[serde(default)]
     pub on_full: OnFullSpec,
+    /// Maximum bytes per second that the guest reads and writes, from 64K; no limit when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// Maximum requests per second, from 1; no limit when absent.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations: Option<u32>,
 }
 
 /// Formats of disk files.

@@ -179,6 +179,19 @@ pub struct Limits {
     pub pins: Option<Vec<Pin>>,
     /// Host nodes of its memory; any node when empty.
     pub memory_nodes: Option<Vec<u32>>,
+    /// New limits of requests to disks.
+    pub disks: Option<Vec<DiskRates>>,
+}
+
+/// Limits of the requests to a disk: one that is absent stays, one that is null is taken away.
+#[derive(Clone, Debug, ToSchema)]
+pub struct DiskRates {
+    /// `root`, or the disk's place among the VM's other disks, from 0.
+    pub disk: String,
+    /// Maximum bytes that are read and written per second, as `\"50M\"`.
+    pub bandwidth: Option<String>,
+    /// Maximum requests per second.
+    pub operations: Option<u32>,
 }
 
 /// Host CPUs that a vCPU runs on.

@@ -4,5 +4,6 @@
 pub mod cpu;
 pub mod memory;
 pub mod placement;
+pub mod rate;
 pub mod sharing;
 pub mod span;

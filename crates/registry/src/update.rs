@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use config::{Fault, Size, VmSpec};
+use config::{DiskName, Fault, Size, VmSpec};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Changes to limits, resident memory, pins and memory nodes. A changed limit needs the same as its key in a
@@ -33,6 +33,32 @@ pub struct Update {
     /// Host nodes for the VM's memory; any node when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_nodes: Option<Vec<u32>>,
+    /// New limits of requests to disks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskUpdate>,
+}
+
+/// Changes to the limits of one disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskUpdate {
+    /// The disk.
+    pub disk: DiskName,
+    /// New limit of bytes per second.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Option<Size>>,
+    /// New limit of requests per second.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    pub operations: Option<Option<u32>>,
+}
+
+impl DiskUpdate {
+    fn apply_to(&self, spec: &mut VmSpec) -> Result<(), Fault> {
+        let limits = spec.disk_limits(self.disk)?;
+        *limits.bandwidth = self.bandwidth.unwrap_or(*limits.bandwidth);
+        *limits.operations = self.operations.unwrap_or(*limits.operations);
+        Ok(())
+    }
 }
 
 /// Pages of a VM's memory, as the host's kernel counts them.
@@ -95,7 +121,7 @@ impl Update {
     pub fn is_empty(&self) -> bool {
         let is_placed = !self.pins.is_empty() || self.memory_nodes.is_some();
         let is_limited = self.changes_limits() || self.cpu_reservation.is_some() || self.resident.is_some();
-        !is_limited && !is_placed
+        !is_limited && !is_placed && self.disks.is_empty()
     }
 
     /// Whether it changes a limit or a weight that control groups enforce.
@@ -117,6 +143,7 @@ impl Update {
         if let Some(nodes) = &self.memory_nodes {
             spec.memory_nodes.clone_from(nodes);
         }
+        self.disks.iter().try_for_each(|disk| disk.apply_to(&mut spec))?;
         config::check(&spec)?;
         Ok(spec)
     }

@@ -27,7 +27,7 @@ use crate::sandbox::Threads;
 use crate::sharing::{DiskSharing, FolderSharing, Sharing};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle, PlainRelease, Release};
-use crate::virtio::block::{Block, FullDisks, ReadOrigins};
+use crate::virtio::block::{Block, DiskLimiters, FullDisks, ReadOrigins};
 use crate::virtio::fs::Fs;
 use crate::virtio::net::{self, Net};
 use crate::virtio::pmem::{self, Pmem, Writes};
@@ -309,6 +309,8 @@ pub struct BuiltDevices {
     pub watch: BaseWatch,
     /// Disks whose writes wait for room on the host.
     pub full: FullDisks,
+    /// Limits of the disks' requests.
+    pub limiters: DiskLimiters,
 }
 
 /// Creates every device of `spec` and puts it on the bus.
@@ -319,6 +321,7 @@ pub fn build(
 ) -> Result<BuiltDevices, DevicesError> {
     let mut watch = BaseWatch::default();
     let mut full = FullDisks::default();
+    let mut limiters = DiskLimiters::default();
     // Memory that devices may access: RAM and persistent memory, which is mapped before any device receives
     // its memory.
     let mut memory = context.machine.memory.clone();
@@ -331,6 +334,7 @@ pub fn build(
                     .pmem(launch, layers, region.start, &mut watch)
                     .map_err(failed(&launch.id))?;
                 memory = device.region().join(&memory).map_err(failed(&launch.id))?;
+                limiters.push(None);
                 DiskDevice::Pmem(device)
             }
             None => {
@@ -339,9 +343,14 @@ pub fn build(
                 if launch.on_full == OnFull::Pause {
                     full.watch(number, block.metrics());
                 }
+                limiters.push(block.limiter());
                 DiskDevice::Block(block)
             }
         });
+    }
+    if let Err(why) = limiters.set(&spec.disk_limits) {
+        // The monitor checks the limits; without them the guest's disks are right.
+        (context.log)(&format!("its disks are not limited: {why}"));
     }
     let mut shared = Vec::with_capacity(spec.regions.len());
     for (launch, file) in spec.regions.iter().zip(files.regions) {
@@ -383,8 +392,12 @@ pub fn build(
     }
     context.add("rng", &memory, Rng::new(context.threads))?;
     if !spec.balloon {
-        let balloon = None;
-        return Ok(BuiltDevices { balloon, watch, full });
+        return Ok(BuiltDevices {
+            balloon: None,
+            watch,
+            full,
+            limiters,
+        });
     }
     let release = Release(match context.kind {
         VmKind::Plain(PlainMemory::Whole) => VmKind::Plain(PlainRelease::Whole),
@@ -403,6 +416,7 @@ pub fn build(
         balloon: handle,
         watch,
         full,
+        limiters,
     })
 }
 

@@ -18,8 +18,8 @@ use std::os::fd::RawFd;
 use serde::{Deserialize, Serialize};
 
 pub use devices::{
-    DiskFormat, DiskLaunch, FolderLaunch, LayerLaunch, MappedFile, NetBackendLaunch, NetLaunch, OnFull,
-    RegionLaunch, Share, VsockLaunch,
+    DiskFormat, DiskLaunch, DiskLimit, DiskLimits, FolderLaunch, LayerLaunch, MappedFile, NetBackendLaunch,
+    NetLaunch, OnFull, RegionLaunch, Share, VsockLaunch,
 };
 pub use ending::Ending;
 pub use handover::{HandoverReply, HandoverRequest};
@@ -89,6 +89,9 @@ pub struct LaunchSpec {
     pub cmdline: String,
     /// Disks in the order the guest finds them.
     pub disks: Vec<DiskLaunch>,
+    /// Limits of requests to the disks, as the VM starts. [`Order::LimitDisks`] changes them later.
+    #[serde(default)]
+    pub disk_limits: DiskLimits,
     /// Shared regions, persistent memory after that of the disks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<RegionLaunch>,

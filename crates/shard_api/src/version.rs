@@ -199,6 +199,7 @@ mod tests {
             Order::MemoryNodes { .. } => "memory-nodes",
             Order::PageMap { .. } => "page-map",
             Order::Resident { .. } => "resident",
+            Order::LimitDisks(_) => "limit-disks",
             Order::Pause => "pause",
             Order::Resume => "resume",
             Order::StopVcpu { .. } => "stop-vcpu",
@@ -232,6 +233,6 @@ mod tests {
             .map(|order| name_of(order).to_owned())
             .collect();
         assert_eq!(names, kinds(&samples, "orders"));
-        assert_eq!(names.len(), 17);
+        assert_eq!(names.len(), 18);
     }
 }

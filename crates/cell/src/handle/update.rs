@@ -15,9 +15,9 @@ use crate::remote::protocol::PartLimits;
 use crate::secondary_shards::SecondaryShards;
 
 impl VmHandle {
-    /// Changes the VM's use of its host. An error leaves the changes before it as they are: the reservation
-    /// and limits come first, then the resident memory, then one pin after another, then the memory, whose
-    /// nodes the result names.
+    /// Changes the VM's use of its host. An error leaves the changes before it as they are: the reservation,
+    /// disks and limits come first, then the resident memory, then one pin after another, then the memory,
+    /// whose nodes the result names.
     ///
     /// # Errors
     /// If a VM file may not say that, a host does not let this user limit anything, the VM has no such vCPU,
@@ -30,6 +30,9 @@ impl VmHandle {
         let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.help)))?;
         self.check_pins(&record, update)?;
         self.reserve_cpu(&record, &next)?;
+        if !update.disks.is_empty() {
+            self.limit_disks(&next)?;
+        }
         if update.changes_limits() {
             self.limit_on_all_hosts(&record, &next)?;
             self.recorder().change(|record| {

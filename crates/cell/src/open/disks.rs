@@ -39,6 +39,10 @@ impl Opening<'_> {
     /// Opens the root disk of the image, if it has one, and the spec's disks.
     pub fn disks(&mut self, image: Option<&Image>) -> Result<Disks, OpenError> {
         let root = image.and_then(|image| self.root_disk(image));
+        let limits = &self.spec.root;
+        if root.is_none() && (limits.bandwidth.is_some() || limits.operations.is_some()) {
+            return Err(OpenError::NoRootDisk);
+        }
         let others = self.spec.disks.iter().enumerate();
         let others = others.map(|(number, disk)| self.further_disk(number, disk));
         let wanted: Vec<Wanted> = root.into_iter().chain(others).collect();

@@ -2,7 +2,9 @@
 
 use config::VmSpec;
 use config::vm::{OnFullSpec, PagesSpec, SandboxSpec, ShareSpec};
-use shard_api::launch::{MemoryLaunch, NodeLaunch, OnFull, Pages, SandboxLaunch, SandboxPolicy, Share};
+use shard_api::launch::{
+    DiskLimit, DiskLimits, MemoryLaunch, NodeLaunch, OnFull, Pages, SandboxLaunch, SandboxPolicy, Share,
+};
 
 pub(super) fn on_full(spec: OnFullSpec) -> OnFull {
     match spec {
@@ -27,6 +29,22 @@ pub(super) fn share_boot(spec: &VmSpec) -> Share {
     match spec.resident {
         Some(_) => Share::Never,
         None => share(spec, None),
+    }
+}
+
+/// The limits of requests to the disks.
+pub(crate) fn disk_limits(spec: &VmSpec) -> DiskLimits {
+    let root = &spec.root;
+    let limit = |bandwidth: Option<config::Size>, requests| DiskLimit {
+        bytes: bandwidth.map(|size| size.0),
+        requests,
+    };
+    let others = spec.disks.iter();
+    DiskLimits {
+        root: limit(root.bandwidth, root.operations),
+        others: others
+            .map(|disk| limit(disk.bandwidth, disk.operations))
+            .collect(),
     }
 }
 
@@ -81,6 +99,16 @@ pub(super) fn sandbox(policy: SandboxSpec) -> SandboxLaunch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_a_spec_are_those_of_its_disks_in_order() {
+        let text = "image = \"x\"\nroot = { bandwidth = \"1M\" }\n[[disks]]\npath = \"/a\"\n[[disks]]\n\
+                    path = \"/b\"\noperations = 7\n";
+        let limits = disk_limits(&config::parse("vm.toml", text).unwrap());
+        let limit = |bytes, requests| DiskLimit { bytes, requests };
+        assert_eq!(limits.root, limit(Some(1 << 20), None));
+        assert_eq!(limits.others, [limit(None, None), limit(None, Some(7))]);
+    }
 
     #[test]
     fn disks_of_a_paged_vm_keep_their_sharing_mode_and_its_kernel_is_a_copy() {

@@ -29,7 +29,7 @@ use crate::identity::{Given, IdOwner};
 use crate::link::Reports;
 use crate::memory_nodes::{self, HostMemory, Wanted};
 use crate::oom;
-use crate::open::VmResources;
+use crate::open::{VmResources, disk_limits};
 use crate::programs::ProgramError;
 use crate::remote::clock::keeper::ClockKeeper;
 use crate::secondary_shards::{SecondaryShard, SecondaryShards};
@@ -116,6 +116,9 @@ impl NewBoot<'_> {
         launch.memory.homes = self.homes()?;
         if let (Some(paging), Some(bytes)) = (&mut launch.memory.paging, self.resident_bytes()) {
             paging.resident_bytes = bytes;
+        }
+        if let Some(limits) = self.vm.handle.recorder().read(|record| disk_limits(&record.spec)) {
+            launch.disk_limits = limits;
         }
         let (handover, shards) = UnixStream::pair()?;
         launch.handover = Fd(files.len());

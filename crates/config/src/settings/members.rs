@@ -282,6 +282,9 @@ impl MemberPolicy {
             queues: _,
             share: _,
             on_full: _,
+            // They can only delay the VM itself.
+            bandwidth: _,
+            operations: _,
         } = disk;
         match device {
             DiskDevice::Block | DiskDevice::Pmem => {}
@@ -340,8 +343,10 @@ fn admit_root(root: &RootSpec) -> Result<(), Fault> {
     let RootSpec {
         persistent,
         share: _,
-        // It can only delay the VM itself.
+        // They can only delay the VM itself.
         on_full: _,
+        bandwidth: _,
+        operations: _,
     } = root;
     match persistent {
         true => Err(overlay(&["root", "persistent"])),

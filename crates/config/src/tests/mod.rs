@@ -1,6 +1,7 @@
 //! Exact output for each kind of error.
 
 mod cards;
+mod disk_limits;
 mod examples;
 mod flags;
 mod host;

@@ -1,7 +1,10 @@
 //! Checks of the disks of a VM: formats, modes, devices and combinations.
 
 use crate::fault::{Fault, fault};
-use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, OnFullSpec};
+use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, OnFullSpec, Size};
+
+/// Least limit of a disk's bytes per second. A request of 1 MiB then takes 16 s.
+const BANDWIDTH_MIN: u64 = 64 << 10;
 
 pub(super) fn check(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
     if disk.path.as_os_str().is_empty() {
@@ -26,6 +29,29 @@ pub(super) fn check(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
             &["disks", index, "queues"],
             "not a number of queues",
             "write a number from 1 to 16",
+        ));
+    }
+    check_limits(disk.bandwidth, disk.operations, &["disks", index])
+}
+
+/// Checks the limits of a disk, or of the root disk, whose keys are at `at`.
+pub(super) fn check_limits(
+    bandwidth: Option<Size>,
+    operations: Option<u32>,
+    at: &[&str],
+) -> Result<(), Fault> {
+    if bandwidth.is_some_and(|bandwidth| bandwidth.0 < BANDWIDTH_MIN) {
+        return Err(fault(
+            &[at, &["bandwidth"]].concat(),
+            "too few bytes per second",
+            "write a size of 64K or more, or drop `bandwidth`",
+        ));
+    }
+    if operations == Some(0) {
+        return Err(fault(
+            &[at, &["operations"]].concat(),
+            "no requests at all",
+            "write a number of requests per second from 1, or drop `operations`",
         ));
     }
     Ok(())
@@ -53,6 +79,17 @@ fn check_pmem(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
             &at("queues"),
             "a pmem disk has no request queues",
             "drop `queues`, or use `as = \"block\"`",
+        ));
+    }
+    if disk.bandwidth.is_some() || disk.operations.is_some() {
+        let key = match disk.bandwidth {
+            Some(_) => "bandwidth",
+            None => "operations",
+        };
+        return Err(fault(
+            &at(key),
+            "accesses to a pmem disk are no requests that could be counted",
+            format!("drop `{key}`, or use `as = \"block\"`"),
         ));
     }
     if disk.on_full == OnFullSpec::Pause {

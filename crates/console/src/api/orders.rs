@@ -197,7 +197,7 @@ pub(super) async fn update_vm(
     if update.is_empty() {
         return Err(Problem::bad_request(
             "nothing is to change; name one of cpu_weight, cpu_limit, cpu_reservation, memory_limit, \
-             resident, pins and memory_nodes",
+             resident, pins, memory_nodes and disks",
         ));
     }
     if caller.policy(&context.rights)?.is_some() {

@@ -192,6 +192,8 @@ fn disk(text: &str) -> DiskSpec {
         queues: None,
         share: None,
         on_full: Default::default(),
+        bandwidth: None,
+        operations: None,
     }
 }
 

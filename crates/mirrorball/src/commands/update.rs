@@ -7,7 +7,7 @@ use std::time::Duration;
 use config::{Size, cpulist};
 use miette::{Result, miette};
 use registry::control::Request;
-use registry::update::{MemoryPages, MemoryReport, Pin, Update};
+use registry::update::{DiskUpdate, MemoryPages, MemoryReport, Pin, Update};
 
 use super::clients::{ORDER_LIMIT, order};
 use super::flags::{HostNodes, host_nodes};
@@ -43,6 +43,10 @@ pub struct UpdateArgs {
     /// The host's NUMA nodes that its memory lies on, as 0 or 0-1,3, or all; pages on other nodes move
     #[arg(long, value_name = "NODES|all", value_parser = nodes_or_all)]
     memory_nodes: Option<HostNodes>,
+    /// A disk, root or its place in the VM file from 0, and its limits, as root,bandwidth=50M; several times
+    /// for several
+    #[arg(long, value_name = "DISK[,bandwidth=SIZE|none][,operations=N|none]")]
+    disk: Vec<DiskArg>,
 }
 
 /// Parses a list of nodes, or `all`, which is an empty list.
@@ -65,6 +69,46 @@ impl<T: FromStr> FromStr for OrNone<T> {
         match text {
             "none" => Ok(Self(None)),
             text => text.parse().map(|value| Self(Some(value))),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct DiskArg(DiskUpdate);
+
+impl FromStr for DiskArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        const HELP: &str = "write a disk and its limits, as root,bandwidth=50M or 0,operations=none";
+        let mut parts = text.split(',');
+        let disk = parts.next().unwrap_or_default().parse()?;
+        let mut update = DiskUpdate {
+            disk,
+            bandwidth: None,
+            operations: None,
+        };
+        for part in parts {
+            let (key, value) = part.split_once('=').ok_or(HELP)?;
+            match key {
+                "bandwidth" => {
+                    let OrNone(size) = value
+                        .parse::<OrNone<Size>>()
+                        .map_err(|error| format!("bandwidth: {error}"))?;
+                    update.bandwidth = Some(size);
+                }
+                "operations" => {
+                    let OrNone(number) = value
+                        .parse::<OrNone<u32>>()
+                        .map_err(|_| "operations: write requests per second, or none")?;
+                    update.operations = Some(number);
+                }
+                _ => return Err(format!("{key}: {HELP}")),
+            }
+        }
+        match update.bandwidth.is_none() && update.operations.is_none() {
+            true => Err(HELP.to_owned()),
+            false => Ok(Self(update)),
         }
     }
 }
@@ -99,11 +143,12 @@ pub fn update(args: UpdateArgs) -> Result<ExitCode> {
         resident: args.resident,
         pins: args.pin.into_iter().map(|PinArg(pin)| pin).collect(),
         memory_nodes: args.memory_nodes.map(|HostNodes(nodes)| nodes),
+        disks: args.disk.into_iter().map(|DiskArg(disk)| disk).collect(),
     };
     if update.is_empty() {
         return Err(miette!(
             help = "name one of --cpu-weight, --cpu-limit, --cpu-reservation, --memory-limit, --resident, \
-                    --pin and --memory-nodes",
+                    --pin, --memory-nodes and --disk",
             "{}: nothing is to change",
             args.vm
         ));
@@ -162,6 +207,33 @@ mod tests {
             "pages of 2048 KiB: 3 on node 0, 12 on node 1"
         );
         assert!(pages_by_node(&pages(&[])).starts_with("bound; "));
+    }
+
+    #[test]
+    fn disks_are_limited_as_people_write_it() {
+        let parsed = |text: &str| text.parse::<DiskArg>().map(|DiskArg(disk)| disk);
+        let root = parsed("root,bandwidth=50M,operations=none").unwrap();
+        assert_eq!(root.disk, config::DiskName::Root);
+        assert_eq!(
+            (root.bandwidth, root.operations),
+            (Some(Some(Size(50 << 20))), Some(None))
+        );
+        let second = parsed("1,operations=200").unwrap();
+        assert_eq!(second.disk, config::DiskName::Other(1));
+        assert_eq!((second.bandwidth, second.operations), (None, Some(Some(200))));
+        for wrong in [
+            "",
+            "root",
+            "root,",
+            "disk0,operations=1",
+            "0,operations=-1",
+            "0,operations=many",
+            "0,bandwidth=x",
+            "0,speed=1",
+            "70000,operations=1",
+        ] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

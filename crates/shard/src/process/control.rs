@@ -25,7 +25,7 @@ use crate::pci::PciBus;
 use crate::quiescer::Quiescer;
 use crate::span::router::Router;
 use crate::virtio::balloon::BalloonHandle;
-use crate::virtio::block::FullDisks;
+use crate::virtio::block::{DiskLimiters, FullDisks};
 
 /// Interval of the first thread's checks of the disks: changed bases and full disks, milliseconds.
 const WATCH_INTERVAL: u16 = 1000;
@@ -46,6 +46,8 @@ pub struct Control {
     pub watch: BaseWatch,
     /// Disks whose writes wait for room on the host.
     pub full: ReportedDisks,
+    /// Limits of the disks' requests.
+    pub limiters: DiskLimiters,
     /// Ends the background thread of sharing when dropped.
     pub _stop_sharing: mpsc::Sender<()>,
     pub console_thread: JoinHandle<()>,
@@ -97,6 +99,7 @@ impl Control {
                     nodes: &mut self.freezer.nodes,
                     bus: &self.bus,
                     balloon: self.balloon.as_ref(),
+                    limiters: &self.limiters,
                     kind: &self.kind,
                 };
                 if let Some(ending) = self.orders.receive(|order| context.perform(order)) {
@@ -177,6 +180,7 @@ struct OrderContext<'a, 'quiescer> {
     nodes: &'a mut MemoryNodes,
     bus: &'a PciBus,
     balloon: Option<&'a BalloonHandle>,
+    limiters: &'a DiskLimiters,
     kind: &'a RunningKind,
 }
 
@@ -218,6 +222,10 @@ impl OrderContext<'_, '_> {
             Order::MemoryNodes { nodes, from } => self.place_memory(&nodes, from),
             Order::PageMap { from } => self.page_map(from),
             Order::Resident { bytes } => self.limit_resident(bytes),
+            Order::LimitDisks(limits) => match self.limiters.set(&limits) {
+                Ok(()) => Answer::Done,
+                Err(why) => Answer::Refused { why: why.to_owned() },
+            },
             Order::Pause => self.pause(),
             Order::Resume => {
                 let plain = match self.kind {

@@ -164,6 +164,7 @@ impl OpenedVm {
             balloon: built.balloon,
             watch: built.watch,
             full: ReportedDisks::new(built.full),
+            limiters: built.limiters,
             _stop_sharing: stop_sharing,
             console_thread,
             stop_console,

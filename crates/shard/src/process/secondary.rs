@@ -201,6 +201,7 @@ fn perform(
         | Order::MemoryNodes { .. }
         | Order::PageMap { .. }
         | Order::Resident { .. }
+        | Order::LimitDisks(_)
         | Order::Nmi
         | Order::Reset => Answer::Refused {
             why: "the order is for the VM's home".to_owned(),

@@ -27,6 +27,28 @@ pub struct DiskLaunch {
     pub on_full: OnFull,
 }
 
+/// Limits of the guest's requests to its disks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLimits {
+    /// Those of the image's root disk.
+    #[serde(default)]
+    pub root: DiskLimit,
+    /// Those of the other disks, in the order of the VM file. A disk beyond the list has none.
+    #[serde(default)]
+    pub others: Vec<DiskLimit>,
+}
+
+/// Limits of the guest's requests to one disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLimit {
+    /// Bytes that are read and written per second; none is no limit.
+    #[serde(default)]
+    pub bytes: Option<u64>,
+    /// Requests per second; none is no limit.
+    #[serde(default)]
+    pub requests: Option<u32>,
+}
+
 /// A shared region of the cluster, which several VMs map.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RegionLaunch {

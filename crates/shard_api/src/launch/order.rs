@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use urpc::version::Versions;
 
-use super::Ending;
+use super::{DiskLimits, Ending};
 #[cfg(doc)]
 use super::{LaunchSpec, MappedFile, TscLaunch};
 use crate::page_map::PageMapPart;
@@ -99,6 +99,8 @@ pub enum Order {
         /// Bytes, 16 MiB at least.
         bytes: u64,
     },
+    /// Set the limits of requests to all disks. Refused if a disk that is limited has no requests.
+    LimitDisks(DiskLimits),
     /// Pause the shard until [`Order::Resume`]: no vCPU runs and no device works. A VM that spans cells is
     /// paused when all its shards are, the home last; they serve each other's packets and pages meanwhile.
     Pause,

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
+use policy::rate::Bucket;
+
 use super::card::{Addresses, Card, Counts};
 use super::error::AttachError;
 use super::header::is_group;
-use super::rate::{Bucket, Limiter};
+use super::rate::Limiter;
 use super::settings::{Gateway, LINK_LOCAL, Settings, has_prefix, hash, interface_address};
 use super::{CARDS_MAX, CardId, LEARNT_MAX};
 

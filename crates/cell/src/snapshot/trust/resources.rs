@@ -66,8 +66,10 @@ impl Resources {
                     persistent: _,
                     // How pages are shared; with whom is the share group's.
                     share: _,
-                    // It can only delay the VM itself.
+                    // They can only delay the VM itself.
                     on_full: _,
+                    bandwidth: _,
+                    operations: _,
                 },
             // It says which of the VM's own vCPUs run together.
             gang: _,

@@ -11,6 +11,7 @@ use virtio_bindings::bindings::virtio_blk::{
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::handler::{BlockHandler, QUEUE_SIZE, ReadOrigins};
+use super::limiter::{DiskLimiter, LimitedQueue};
 use super::metrics::Metrics;
 use super::paging_disk::PagingDiskHandler;
 use super::request::{Disk, RANGE_SECTORS_MAX};
@@ -37,6 +38,8 @@ pub struct Block {
     features: u64,
     config: [u8; CONFIG_BYTES],
     metrics: Arc<Metrics>,
+    /// Limits of the requests; none of a virtual paging disk.
+    limiter: Option<Arc<DiskLimiter>>,
     note: Option<String>,
 }
 
@@ -63,6 +66,7 @@ impl Block {
             id: name(id),
         };
         let metrics = Arc::new(Metrics::default());
+        let limiter = Arc::new(DiskLimiter::default());
         let mut note = None;
         let mut workers = Vec::with_capacity(queues.into());
         for index in 0..queues {
@@ -78,7 +82,9 @@ impl Block {
                 OnFull::Pause => Some(WaitingRequests::new(metrics.clone())?),
             };
             let quiescer = threads.quiescer().clone();
-            let handler = BlockHandler::new(io, disk, metrics.clone(), quiescer, origins.clone(), waiting);
+            let limits = LimitedQueue::new(limiter.clone())?;
+            let origins = origins.clone();
+            let handler = BlockHandler::new(io, disk, metrics.clone(), quiescer, origins, waiting, limits);
             let thread = format!("blk-{id:.8}-{index}");
             workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
         }
@@ -88,6 +94,7 @@ impl Block {
             features: features(read_only),
             config: config(disk.sectors, queues),
             metrics,
+            limiter: Some(limiter),
             note,
         })
     }
@@ -108,6 +115,7 @@ impl Block {
             features: features(disk.read_only),
             config: config(disk.sectors, 1),
             metrics,
+            limiter: None,
             note: None,
         })
     }
@@ -115,6 +123,11 @@ impl Block {
     /// Returns the counters of the disk's queues.
     pub fn metrics(&self) -> Arc<Metrics> {
         self.metrics.clone()
+    }
+
+    /// Returns the limits of the disk's requests; none of a virtual paging disk.
+    pub fn limiter(&self) -> Option<Arc<DiskLimiter>> {
+        self.limiter.clone()
     }
 
     /// Returns the text about this disk for the log of the VM.
@@ -138,6 +151,7 @@ pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio
         Arc::default(),
         None,
         None,
+        LimitedQueue::new(Arc::default()).expect("a timer"),
     )
 }
 
@@ -227,7 +241,11 @@ impl VirtioDevice for Block {
     }
 
     fn status(&self) -> serde_json::Value {
-        serde_json::to_value(self.metrics.snapshot()).unwrap_or_default()
+        let mut status = serde_json::to_value(self.metrics.snapshot()).unwrap_or_default();
+        if let Some(limiter) = &self.limiter {
+            status["limit_waits"] = limiter.waits().into();
+        }
+        status
     }
 
     fn reset(&mut self) {

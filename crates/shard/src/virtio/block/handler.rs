@@ -12,6 +12,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::limiter::LimitedQueue;
 use super::metrics::{Metrics, add};
 use super::request::{Action, Disk, Parser, Request};
 use super::waiting::{Waiting, WaitingRequests};
@@ -28,6 +29,8 @@ pub(super) const QUEUE_SIZE: u16 = 256;
 const COMPLETIONS: u32 = 0;
 /// Token of the timer that retries requests without room.
 const RETRY: u32 = 1;
+/// Token of the timer of a queue that waits by its disk's limits.
+const LIMIT: u32 = 2;
 /// Greatest number of successive batches, after which the thread checks its other events (such as a reset).
 const BATCHES_MAX: usize = 16;
 
@@ -44,6 +47,7 @@ pub(super) struct BlockHandler {
     parser: Parser,
     /// Requests that wait for room, if the disk's policy is to pause.
     waiting: Option<WaitingRequests>,
+    limits: LimitedQueue,
     active: Option<Active>,
 }
 
@@ -91,6 +95,7 @@ impl BlockHandler {
         quiescer: Arc<Quiescer>,
         origins: Option<ReadOrigins>,
         waiting: Option<WaitingRequests>,
+        limits: LimitedQueue,
     ) -> Self {
         Self {
             io,
@@ -101,11 +106,13 @@ impl BlockHandler {
             counted: 0,
             parser: Parser::default(),
             waiting,
+            limits,
             active: None,
         }
     }
 
-    /// Serves the available requests. Ends when the queue is empty, with notifications on, or full.
+    /// Serves the available requests. Ends when the queue is empty, with notifications on, or full, or at the
+    /// disk's limit.
     fn serve(&mut self) -> Result<(), DeviceError> {
         for _ in 0..BATCHES_MAX {
             if self.quiescer.draining() {
@@ -134,6 +141,10 @@ impl BlockHandler {
                 // The next completion continues.
                 return Ok(());
             }
+            if self.limits.is_waiting() {
+                // The timer continues.
+                return Ok(());
+            }
             if !active
                 .queue
                 .enable_notification(&*active.memory)
@@ -152,12 +163,16 @@ impl BlockHandler {
         }
     }
 
-    /// Starts requests until the queue is empty, or all its places are in flight.
+    /// Starts requests until the queue is empty, all its places are in flight, or the disk's limit is
+    /// reached.
     fn take_batch(&mut self) -> Result<(), DeviceError> {
         for _ in 0..QUEUE_SIZE {
             let Some(active) = &mut self.active else {
                 return Ok(());
             };
+            if !self.limits.admits().map_err(cannot_limit)? {
+                return Ok(());
+            }
             let Some(token) = active.free.pop() else {
                 return Ok(());
             };
@@ -168,6 +183,7 @@ impl BlockHandler {
             };
             let head = chain.head_index();
             let request = self.parser.parse(&memory, chain, &self.disk)?;
+            self.limits.charge(request.action.bytes());
             self.start(token, head, request)?;
         }
         Ok(())
@@ -397,6 +413,9 @@ impl Handler for BlockHandler {
                 .add(waiting.timer(), RETRY, EpollFlags::EPOLLIN)
                 .map_err(cannot_wait)?;
         }
+        sources
+            .add(self.limits.timer(), LIMIT, EpollFlags::EPOLLIN)
+            .map_err(cannot_limit)?;
         let places = usize::from(QUEUE_SIZE);
         self.active = Some(Active {
             memory,
@@ -419,6 +438,7 @@ impl Handler for BlockHandler {
         match event {
             Event::Queue(_) => add(&self.metrics.notifications, 1),
             Event::Source(RETRY) => self.retry()?,
+            Event::Source(LIMIT) => self.limits.expired(),
             Event::Source(_) => {
                 if let Some(event) = self.io.event() {
                     let mut count = [0; 8];
@@ -441,6 +461,8 @@ impl Handler for BlockHandler {
             let _ = sources.remove(waiting.timer());
             waiting.clear();
         }
+        let _ = sources.remove(self.limits.timer());
+        self.limits.clear();
         self.io.drain();
         self.report_in_flight();
         if let Some(ReadOrigins::Paged(origins)) = &mut self.origins {
@@ -473,6 +495,13 @@ fn cannot_start(source: std::io::Error) -> DeviceError {
 fn cannot_wait(source: std::io::Error) -> DeviceError {
     DeviceError::Host {
         what: "cannot wait for room",
+        source,
+    }
+}
+
+fn cannot_limit(source: std::io::Error) -> DeviceError {
+    DeviceError::Host {
+        what: "cannot wait by the disk's limits",
         source,
     }
 }

@@ -9,6 +9,7 @@
 //! * A reset returns once no I/O accesses guest memory.
 //! * A write that finds no room on the host fails or, if the disk's policy is to pause, is completed once
 //!   there is room.
+//! * A disk serves at most the requests and bytes per second of its limits, in the long run.
 //!
 //! A virtual paging disk ([`Block::paging`]) has a handler of its own: its data are references to slots of
 //! the VM's paging file, and no file is written for a page that is there already.
@@ -18,6 +19,7 @@
 
 mod device;
 mod handler;
+mod limiter;
 mod metrics;
 mod paging_disk;
 mod request;
@@ -31,6 +33,7 @@ pub use device::Block;
 #[cfg(fuzzing)]
 pub(crate) use device::bare;
 pub use handler::ReadOrigins;
+pub use limiter::{DiskLimiter, DiskLimiters};
 pub use metrics::{Metrics, Snapshot};
 pub use syscalls::SYSCALLS;
 pub use waiting::FullDisks;

@@ -52,6 +52,17 @@ pub(super) enum Action {
     Refuse(u8),
 }
 
+impl Action {
+    /// Returns the bytes that it reads from the disk, or writes there.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Io(Operation::Read { into, .. }) => into.bytes(),
+            Self::Io(Operation::Write { from, .. }) => from.bytes(),
+            Self::Io(_) | Self::Name(_) | Self::Refuse(_) => 0,
+        }
+    }
+}
+
 const FAILED: Action = Action::Refuse(VIRTIO_BLK_S_IOERR as u8);
 const UNSUPPORTED: Action = Action::Refuse(VIRTIO_BLK_S_UNSUPP as u8);
 

@@ -1,6 +1,7 @@
 //! Tests of requests of a well-behaved driver.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use diskstore::disk::{DiskRequest, Mode, assemble, open};
 use virtio_bindings::bindings::virtio_blk::{
@@ -9,6 +10,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::driver::*;
+use crate::launch::DiskLimit;
 use crate::virtio::{VirtioDevice, VirtioId};
 
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
@@ -108,6 +110,55 @@ fn private_disks_serve_every_request_kind() {
             "the base was written"
         );
     }
+}
+
+/// Both queues have one limit: of 30 requests 10 come at once, and each further one earns the next.
+#[test]
+fn queues_of_a_limited_disk_wait_and_every_request_is_served() {
+    const REQUESTS: u32 = 15;
+    let directory = tempfile::tempdir().unwrap();
+    let path = numbered(directory.path(), SECTORS);
+    let mut driver = Driver::new(raw_store(&path, false), false, 2, 0);
+    let limiter = driver.block.limiter().unwrap();
+    limiter.set(DiskLimit {
+        bytes: None,
+        requests: Some(100),
+    });
+    let start = Instant::now();
+    driver.header(HEADER, VIRTIO_BLK_T_IN, 7);
+    for queue in 0..2 {
+        let into = DATA + u64::from(queue) * 512;
+        for _ in 0..REQUESTS {
+            let chain = [readable(HEADER, 16), writable(into, 512), writable(STATUS, 1)];
+            driver.offer(queue, &chain);
+        }
+        driver.notify(queue);
+    }
+    assert!(driver.wait(0) && driver.wait(1));
+    // 10 at once, one by the last token, and the rest earned; more is a busy machine's.
+    assert!(
+        start.elapsed() >= Duration::from_millis(190),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(limiter.waits() > 0);
+    assert_eq!(driver.bytes(DATA, 1024), [7; 1024]);
+    // Without the limit, and after a reset at the limit, the disk serves on.
+    driver.offer(
+        0,
+        &[readable(HEADER, 16), writable(DATA, 512), writable(STATUS, 1)],
+    );
+    limiter.set(DiskLimit {
+        bytes: Some(1),
+        requests: None,
+    });
+    driver.notify(0);
+    driver.block.reset();
+    limiter.set(DiskLimit::default());
+    driver.activate(2, 0);
+    let waits = limiter.waits();
+    driver.assert_works();
+    assert_eq!(limiter.waits(), waits);
 }
 
 #[test]
