@@ -2,12 +2,15 @@
 //! parent's identity.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::pattern::Numbers;
-use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, net, wait};
 
 const FILE_BYTES: usize = 8 << 20;
 /// Time limit until clones run and answer, in a lab.
@@ -220,4 +223,65 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     refused("has version 99");
     fs::write(&manifest, "{").expect("a manifest");
     refused("is not a snapshot");
+}
+
+/// The IPv4 address of the guest's card.
+fn address(vm: &Vm) -> String {
+    let shown = vm.sh("ip -4 addr show dev eth0 | sed -n 's/.*inet \\([0-9.]*\\).*/\\1/p'");
+    shown.trim().to_owned()
+}
+
+/// A clone finds its parent and the host by addresses of its own; the parent's connection stays the parent's.
+#[test]
+fn clone_on_a_subnet_has_its_own_addresses_and_none_of_its_parents_connections() {
+    const SOON: Duration = Duration::from_secs(30);
+    let scratch = Scratch::new("net");
+    let network = format!("c-{}", std::process::id());
+    let card = format!("kind = \"subnet\"\nnetwork = \"{network}\"\nhost = true");
+    let parent = VmFile::new("host").net(&card).start(&scratch);
+    let router = net::lease(&parent, &scratch);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    // A pipe that this process has open for writing, too: its input does not end.
+    parent.sh(&format!(
+        "mkfifo /tmp/in; (exec 3<>/tmp/in; nc {router} {port} <&3 >/tmp/out 2>&1; echo ended >/tmp/end) \
+         >/dev/null 2>&1 </dev/null &"
+    ));
+    let (mut connection, _) = listener.accept().expect("the parent's connection");
+
+    let clone = clones(&parent, 1).remove(0);
+    let (own, other) = (address(&clone), address(&parent));
+    assert!(!own.is_empty() && own != other, "{own} and {other}");
+    wait::until("the end of the clone's connection", SOON, || {
+        (clone.sh("cat /tmp/end 2>/dev/null || true").trim() == "ended").then_some(())
+    });
+    connection.write_all(b"on\n").expect("the parent's connection");
+    wait::until("bytes at the parent", SOON, || {
+        (parent.sh("cat /tmp/out").trim() == "on").then_some(())
+    });
+    assert_eq!(parent.sh("cat /tmp/end 2>/dev/null || true"), "");
+
+    // By name, by address, and to the host by the route that it had.
+    let found = clone.sh(&format!("nslookup {} {router}", parent.name()));
+    assert!(found.contains(&other), "{found} has no {other}");
+    clone.sh(&format!("ping -c 3 -W 10 {other}"));
+    parent.sh(&format!("ping -c 3 -W 10 {own}"));
+    let receiver = thread::spawn(move || {
+        let (mut from_clone, _) = listener.accept().expect("the clone's connection");
+        let mut received = [0; 6];
+        from_clone.read_exact(&mut received).expect("the clone's bytes");
+        received
+    });
+    clone.sh(&format!("echo clone | nc -w 10 {router} {port}"));
+    assert_eq!(receiver.join().expect("no panic"), *b"clone\n");
+
+    // Restored under its name, it has its address.
+    let snapshot = scratch.join("snap");
+    mirrorball(["snapshot", parent.name()]).args([&snapshot]).ok();
+    parent.kill();
+    let call = mirrorball(["restore", "--network", &network]).args([&snapshot]);
+    let restored = Vm::named(call.limit(CLONE_LIMIT).ok().text().trim());
+    assert_eq!(restored.name(), parent.name());
+    assert_eq!(address(&restored), other);
+    restored.sh(&format!("ping -c 3 -W 10 {own}"));
 }

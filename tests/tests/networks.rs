@@ -438,3 +438,71 @@ fn wrong_networks_of_a_clusters_file_are_errors_with_the_place_and_help() {
         }
     }
 }
+
+/// Where a VM's card is: its network's name, its hardware address and its IPv4 address.
+#[track_caller]
+fn card_of(host: &Host, vm: &str) -> [String; 3] {
+    let listed = host.listed();
+    let networks = listed["networks"].as_array().expect("an array").iter();
+    let cards = networks.flat_map(|network| {
+        let cards = network["cards"].as_array().expect("an array").iter();
+        cards.map(move |card| (network, card))
+    });
+    let found = cards.filter(|(_, card)| card["vm"] == vm).collect::<Vec<_>>();
+    let [(network, card)] = found[..] else {
+        panic!("{vm}: {listed}");
+    };
+    [&network["name"], &card["mac"], &card["addresses"][0]]
+        .map(|value| value.as_str().expect("a text").to_owned())
+}
+
+#[test]
+fn clone_and_restored_vm_have_addresses_of_their_own_on_a_network() {
+    let host = Host::new("copies");
+    let more = "network = \"n\"\naddress = \"10.213.7.7\"\npackets = 5000";
+    host.run(&[&host.file("web", "", more)]);
+    let parent = card_of(&host, "web");
+    let [network, mac, address] = &parent;
+    assert_eq!((network.as_str(), address.as_str()), ("n", "10.213.7.7"));
+
+    let cloned = host.call(["clone", "--as-is", "web"]).ok();
+    assert_eq!(cloned.text().trim(), "web-1");
+    // The guest keeps its hardware address, by which the network knows the parent.
+    let errors = cloned.errors();
+    assert!(errors.contains("web-1: card net0 passes no frames"), "{errors}");
+    let clone = card_of(&host, "web-1");
+    assert_eq!(clone[0], "n");
+    assert!(clone[1] != *mac && clone[2] != *address, "{clone:?}");
+    assert_eq!(card_of(&host, "web"), parent);
+
+    let snapshot = host.scratch.join("snap");
+    let snapshot = snapshot.to_str().expect("UTF-8");
+    host.call(["snapshot", "web", snapshot]).ok();
+    let restore = |more: &[&str]| {
+        let kernel = host.guest.to_str().expect("UTF-8");
+        let words = [&["restore", snapshot, "--lab", "never", "--kernel", kernel], more].concat();
+        host.call(words).run()
+    };
+    // The parent has the addresses that the guest would keep.
+    let taken = restore(&["--as-is", "--name", "other"]);
+    assert_eq!(taken.status, 1, "{taken}");
+    assert!(taken.errors().contains("is taken on this network"), "{taken}");
+    assert_eq!(host.networks()[0].1, ["web", "web-1"]);
+    host.call(["kill", "web"]).ok();
+
+    let same = restore(&["--as-is", "--name", "other"]);
+    assert_eq!(same.status, 0, "{same}");
+    assert!(!same.errors().contains("passes no frames"), "{same}");
+    assert_eq!(card_of(&host, "other"), parent);
+    host.call(["kill", "other"]).ok();
+
+    // It has no agent, for which the command waits.
+    let again = restore(&["--network", "n"]);
+    assert_eq!(again.status, 0, "{again}");
+    let restored = card_of(&host, "web");
+    assert_eq!([&restored[0], &restored[1]], [network, mac]);
+    assert!(restored[2] != *address && restored[2] != clone[2], "{restored:?}");
+    let alone = restore(&["--name", "alone", "--as-is", "--network", "elsewhere"]);
+    assert_eq!(alone.status, 0, "{alone}");
+    assert_eq!(card_of(&host, "alone")[0], "elsewhere");
+}

@@ -19,6 +19,8 @@
 
 pub mod frame;
 
+use std::net::Ipv4Addr;
+
 use serde::{Deserialize, Serialize};
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, Frame, FrameError, HEADER_BYTES, Kind};
@@ -82,6 +84,21 @@ pub struct CardAddress {
     pub from: [u8; 6],
     /// New address.
     pub to: [u8; 6],
+    /// IPv4 settings of the card's network, for a card of a subnet. Absent from a client of an older release;
+    /// an older agent ignores it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Settings>,
+}
+
+/// IPv4 settings of a network card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ipv4Settings {
+    /// Address of the card.
+    pub address: Ipv4Addr,
+    /// Number of bits of its network's prefix, at most 32.
+    pub prefix_bits: u8,
+    /// Address of the network's gateway.
+    pub gateway: Ipv4Addr,
 }
 
 /// A program to run.

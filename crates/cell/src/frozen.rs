@@ -216,18 +216,11 @@ fn check_folders_cloneable(spec: &VmSpec) -> Option<String> {
 }
 
 fn check_cards_cloneable(spec: &VmSpec) -> Option<String> {
-    let cards = || spec.nets.iter().flatten();
-    if cards().any(|net| net.kind == NetKind::Subnet) {
-        return Some(
-            "its network card is on a subnet, where a clone would have the addresses of its original; give \
-             it a card of the kind `user`, or none"
-                .to_owned(),
-        );
-    }
-    let tap = cards().find(|net| net.kind == NetKind::Tap)?;
+    let mut cards = spec.nets.iter().flatten();
+    let tap = cards.find(|net| net.kind == NetKind::Tap)?;
     Some(format!(
         "its network card is the TAP device {}, which only one VM can use; give it a card of the kind \
-         `user`, or none",
+         `subnet` or `user`, or none",
         tap.tap.as_deref().unwrap_or_default()
     ))
 }

@@ -184,6 +184,8 @@ pub struct RestoreOrder {
     pub core_scheduling: bool,
     /// The share group of the snapshot's VM.
     pub share_group: Option<String>,
+    /// Network of its cards of a subnet.
+    pub network: Option<String>,
     /// The cell of this host to run in.
     pub cell: Option<u16>,
     /// Leave the guests who they are, and give them the TAP devices, ports and nodes of the host that the
@@ -220,6 +222,7 @@ impl RestoreOrder {
             ("io-limit", self.io_limit),
             ("scratch-limit", self.scratch_limit),
             ("share-group", self.share_group),
+            ("network", self.network),
             ("cell", self.cell.map(|value| value.to_string())),
         ] {
             words.extend(value.map(|value| format!("--{flag}={value}").into()));
@@ -373,7 +376,7 @@ mod tests {
         let restore: RestoreOrder = serde_json::from_value(serde_json::json!({
             "directory": "/srv/--as-is", "name": "--as-is", "disks": {"0": "/d --as-is"},
             "sandbox": "--as-is", "cpu_limit": 1.5,
-            "cell": 1, "count": 2,
+            "network": "--as-is", "cell": 1, "count": 2,
         }))
         .unwrap();
         let words = restore.words().unwrap();
@@ -387,6 +390,7 @@ mod tests {
                 "--disk=0=/d --as-is",
                 "--sandbox=--as-is",
                 "--cpu-limit=1.5",
+                "--network=--as-is",
                 "--cell=1",
                 "--",
                 "/srv/--as-is"

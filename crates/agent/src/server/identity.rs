@@ -1,17 +1,24 @@
-//! Gives a clone's guest another identity than its parent's: name, hardware addresses, random numbers, time.
+//! Gives a clone's guest another identity than its parent's: name, hardware and IP addresses, random numbers,
+//! time.
 //!
 //! A kernel with a driver for the virtual machine generation id draws new random numbers by itself. Debian's
 //! cloud kernel has none, so the agent does it for every kernel.
 
+mod connections;
+mod interface;
+mod routes;
+
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
 
-use crate::protocol::{CardAddress, Identity};
+use self::interface::Interface;
+use self::routes::Route;
+use crate::protocol::{CardAddress, Identity, Ipv4Settings};
 
 /// Greatest size of a seed, bytes.
 const SEED_BYTES_MAX: usize = 256;
@@ -59,49 +66,43 @@ fn rename(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the new address of the interface with the old one. A card without an interface (no driver) keeps its
-/// address.
+/// Gives the interfaces with a card's old address its new addresses. A card without an interface (no driver)
+/// keeps its address.
 fn readdress(card: &CardAddress) -> io::Result<()> {
-    // SAFETY: makes a new descriptor.
-    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just made, ours alone.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    for interface in fs::read_dir("/sys/class/net")? {
-        let name = interface?.file_name();
-        let name = name.as_encoded_bytes();
-        // SAFETY: all zeroes is a value of this plain structure.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        if name.len() >= request.ifr_name.len() {
-            continue;
-        }
-        for (to, from) in request.ifr_name.iter_mut().zip(name) {
-            *to = *from as libc::c_char;
-        }
-        // SAFETY: the structure is ours and outlives the call; its name ends with a zero.
-        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &mut request) } < 0 {
-            continue;
-        }
-        // SAFETY: the call above filled this member.
-        let address = unsafe { &mut request.ifr_ifru.ifru_hwaddr };
-        if address.sa_family != libc::ARPHRD_ETHER || !same(&address.sa_data, &card.from) {
-            continue;
-        }
-        for (to, from) in address.sa_data.iter_mut().zip(card.to) {
-            *to = from as libc::c_char;
-        }
-        // SAFETY: as above.
-        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFHWADDR, &request) } < 0 {
-            return Err(io::Error::last_os_error());
+    for interface in Interface::with_hardware_address(card.from)? {
+        match card.ipv4 {
+            Some(settings) if interface.is_up()? && interface.ipv4()?.is_some() => {
+                move_to_network(&interface, card.to, settings)?;
+            }
+            // An interface without an address gets one by the guest's own means.
+            _ => interface.set_hardware_address(card.to)?,
         }
     }
     Ok(())
 }
 
-fn same(data: &[libc::c_char], address: &[u8; 6]) -> bool {
-    data.iter()
-        .zip(address)
-        .all(|(data, address)| *data as u8 == *address)
+/// Gives an interface its addresses on its network, ends the connections of the addresses that it had, and
+/// restores its routes.
+///
+/// The interface goes down meanwhile. The kernel then forgets its neighbors and IPv6 addresses, and makes new
+/// ones when it is up. A DHCP client that follows the link requests its lease again.
+fn move_to_network(interface: &Interface, to: [u8; 6], settings: Ipv4Settings) -> io::Result<()> {
+    let mut former = interface.addresses()?;
+    let routes = routes::of_interface(interface.name())?;
+    interface.set_up(false)?;
+    let moved: io::Result<()> = (|| {
+        interface.set_hardware_address(to)?;
+        interface.set_ipv4(settings.address, settings.prefix_bits)?;
+        // The peers take them for the parent's, so nothing may be sent: without the link nothing is.
+        former.retain(|address| *address != settings.address);
+        connections::reset(&former);
+        Ok(())
+    })();
+    // A failed step must not leave the guest without a link.
+    interface.set_up(true)?;
+    moved?;
+    routes
+        .iter()
+        .filter_map(|route| route.moved(&settings))
+        .try_for_each(|route: Route| interface.add_route(&route))
 }

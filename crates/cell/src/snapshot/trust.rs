@@ -37,6 +37,8 @@ pub struct Allowed {
     pub sandbox: SandboxSpec,
     /// Whether it gets the TAP devices, ports and nodes of the host that the manifest names.
     pub as_is: bool,
+    /// Network of its cards of a subnet; with `as_is` the manifest's when absent, else one of the VM alone.
+    pub network: Option<String>,
     /// Resources of the host.
     pub resources: Resources,
 }
@@ -90,6 +92,9 @@ pub enum TrustError {
         /// The group in the manifest, if it has one.
         there: Option<String>,
     },
+    /// The snapshot has no card that can be on a network.
+    #[error("--network {0}: the snapshot's VM has no card of a subnet; leave the flag out")]
+    NoSubnetCard(String),
     /// The snapshot needs a card on a TAP device.
     #[error("its network card wants the TAP device {0} of this host; if it may have that, add --as-is")]
     Tap(String),
@@ -180,11 +185,14 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
             if card.kind == NetKind::Tap {
                 return Err(TrustError::Tap(card.tap.clone().unwrap_or_default()));
             }
-            withheld.extend(drop_card_settings(card));
+            withheld.extend(drop_card_settings(card, allowed.network.as_deref()));
         }
         if let Some(why) = check_cloneable(&spec) {
             return Err(TrustError::NotCloneable(why));
         }
+    }
+    if let Some(network) = &allowed.network {
+        join_network(&mut spec, network)?;
     }
     let applied = allowed.resources.apply(&mut spec, allowed.as_is)?;
     withheld.extend(applied.withheld);
@@ -199,8 +207,9 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
 /// Removes the settings by which a card of a foreign snapshot would reach the host, and lists them.
 ///
 /// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs
-/// here**, and into [`host_doors`], which lists those that remain.
-fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
+/// here**, and into [`host_doors`], which lists those that remain. `chosen` is the network that the caller
+/// chose.
+fn drop_card_settings(card: &mut NetSpec, chosen: Option<&str>) -> Vec<String> {
     let NetSpec {
         // Without `--as-is` there is no TAP device.
         kind: _,
@@ -226,13 +235,29 @@ fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     if std::mem::take(host) {
         withheld.push("its card does not lead to the host; --as-is lets it".to_owned());
     }
-    if let Some(network) = network.take() {
+    if let Some(network) = network.take()
+        && chosen != Some(network.as_str())
+    {
         let network = network.escape_debug();
-        withheld.push(format!(
-            "its card is not on the network {network}; --as-is puts it there"
-        ));
+        withheld.push(match chosen {
+            Some(chosen) => format!("its card is on the network {}, not on {network}", chosen.escape_debug()),
+            None => format!("its card is not on the network {network}; --network {network} puts it there"),
+        });
     }
     withheld
+}
+
+/// Puts the cards of a subnet on the network that the caller chose.
+fn join_network(spec: &mut VmSpec, network: &str) -> Result<(), TrustError> {
+    let cards = spec.nets.iter_mut().flatten();
+    let mut on_subnet = cards.filter(|card| card.kind == NetKind::Subnet).peekable();
+    if on_subnet.peek().is_none() {
+        return Err(TrustError::NoSubnetCard(network.to_owned()));
+    }
+    for card in on_subnet {
+        card.network = Some(network.to_owned());
+    }
+    Ok(())
 }
 
 /// Chooses the file of each disk and of the kernel, and lists the files that are opened.

@@ -1,13 +1,11 @@
 //! `clone`, `snapshot`, `restore`: VMs that resume from another VM's state.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use agent::protocol::{CardAddress, Identity};
 use cell::frozen::{FrozenVm, check_cloneable};
 use cell::snapshot::directory::{Directory, caller};
 use cell::snapshot::trust::{Allowed, Granted, Places, Resources, grant};
@@ -19,17 +17,14 @@ use registry::lease::Lease;
 use registry::monitor::{Batch, Event, NameRules, Source};
 use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
+use super::clone_identity::{self, Clone};
 use super::execution_site::{self, Found, LabChoice, RequiredIsolation, find};
 use super::{flags, host_file, hosts};
 use crate::idempotency::RequestArgs;
-use crate::{guest, progress, remote};
+use crate::{progress, remote};
 
 /// Placeholder for the number in a pattern of names.
 const NUMBER: &str = "{}";
-/// Bytes of randomness for each clone.
-const SEED_BYTES: usize = 64;
-/// Time limit for a clone's agent to reply.
-const AGENT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Arguments of `clone`.
 #[derive(Debug, clap::Args)]
@@ -96,6 +91,9 @@ pub struct RestoreArgs {
     /// The share group of the snapshot's VM, which it may join again
     #[arg(long)]
     pub share_group: Option<String>,
+    /// The network of its cards of a subnet; with --as-is the snapshot's own when absent, else one of its own
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
     /// The cell of the cluster to run in; never the snapshot's own
     #[arg(long)]
     pub cell: Option<u16>,
@@ -256,6 +254,7 @@ fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<G
         initrd: args.initrd.as_ref().map(absolute).transpose()?,
         sandbox: flags::word("sandbox", &args.sandbox)?,
         as_is: args.as_is,
+        network: args.network.clone(),
         resources: resources(args),
         ..Allowed::default()
     };
@@ -321,11 +320,11 @@ fn go_on(
         .map(|name| {
             let mut spec = spec_of(parent.1, &name);
             if as_is && matches!(source, Source::Snapshot { .. }) {
-                spec.nets.clone_from(&parent.1.nets);
+                spec.nets = clone_identity::kept_cards(parent)?;
             }
-            (name, spec)
+            Ok((name, spec))
         })
-        .collect();
+        .collect::<Result<_>>()?;
     for (_, spec) in &vms {
         config::check(spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     }
@@ -344,8 +343,19 @@ fn go_on(
         )
     })?;
     let (running, paused_us) = wait(&lease, vms.len())?;
-    if !as_is {
-        identify(parent, &vms, &running);
+    let clones = running.iter().filter_map(|clone| {
+        let (name, spec) = vms.iter().find(|(name, _)| *name == clone.name)?;
+        Some(Clone {
+            name,
+            spec,
+            folder: &clone.folder,
+        })
+    });
+    let clones: Vec<_> = clones.collect();
+    if as_is {
+        clone_identity::warn_of_silent_cards(parent, &clones);
+    } else {
+        clone_identity::identify(parent, &clones);
     }
     lease.detach().into_diagnostic()?;
     for clone in &running {
@@ -394,7 +404,7 @@ fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
     };
     for net in spec.nets.iter_mut().flatten() {
         net.forward.clear();
-        net.mac = None;
+        (net.mac, net.address) = (None, None);
     }
     spec
 }
@@ -439,53 +449,6 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
         help = "see `mirrorball events` for their ends, and clone again",
         "the monitor of the clones died; they died with it"
     ))
-}
-
-/// Gives every clone an identity of its own. A clone without an agent keeps its parent's, and a message
-/// reports that.
-fn identify(parent: (&str, &VmSpec), vms: &[(String, VmSpec)], running: &[Running]) {
-    std::thread::scope(|scope| {
-        for clone in running {
-            let Some((_, spec)) = vms.iter().find(|(name, _)| *name == clone.name) else {
-                continue;
-            };
-            scope.spawn(move || {
-                let done = identity(parent, &clone.name, spec).and_then(|identity| {
-                    let agent = guest::connect(&clone.name, &clone.folder, AGENT_LIMIT)?;
-                    let identified = agent::client::identify(agent, &identity);
-                    identified.map_err(|error| guest::explain(&clone.name, error))
-                });
-                if let Err(error) = done {
-                    eprintln!(
-                        "mirrorball: {error}: its host name, hardware addresses, random numbers and time \
-                         are its parent's"
-                    );
-                }
-            });
-        }
-    });
-}
-
-fn identity(parent: (&str, &VmSpec), name: &str, spec: &VmSpec) -> Result<Identity> {
-    let mut seed = vec![0; SEED_BYTES];
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut seed))
-        .into_diagnostic()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (from, to) = (
-        cell::open::hardware_addresses(parent.1, parent.0).into_diagnostic()?,
-        cell::open::hardware_addresses(spec, name).into_diagnostic()?,
-    );
-    Ok(Identity {
-        hostname: name.to_owned(),
-        cards: from
-            .into_iter()
-            .zip(to)
-            .map(|(from, to)| CardAddress { from, to })
-            .collect(),
-        seed,
-        unix_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
-    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod clients;
 pub mod clone;
+mod clone_identity;
 pub mod cluster;
 pub mod copy;
 pub mod disk;

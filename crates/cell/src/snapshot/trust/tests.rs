@@ -197,6 +197,40 @@ fn a_tap_device_and_ports_of_the_host_need_as_is() {
 }
 
 #[test]
+fn card_of_a_subnet_is_on_no_network_but_the_callers() {
+    let host = Host::new();
+    let card = json!({ "kind": "subnet", "network": "back", "forward": ["8080:80"] });
+    let spec = json!({ "image": "tiny", "nets": [card] });
+    let granted = host.grant(spec.clone(), &Allowed::default()).unwrap();
+    assert_eq!(granted.spec.nets.as_ref().unwrap()[0].network, None);
+    let line = "its card is not on the network back; --network back puts it there";
+    assert!(granted.withheld.contains(&line.to_owned()), "{granted:?}");
+    for (named, lines) in [("back", 1), ("front", 2)] {
+        let allowed = Allowed {
+            network: Some(named.to_owned()),
+            ..Allowed::default()
+        };
+        let granted = host.grant(spec.clone(), &allowed).unwrap();
+        assert_eq!(granted.spec.nets.as_ref().unwrap()[0].network.as_deref(), Some(named));
+        assert!(
+            granted.opens.contains(&format!("the network {named}")),
+            "{granted:?}"
+        );
+        // The ports are one, and the manifest's network is another.
+        assert_eq!(granted.withheld.len(), lines, "{granted:?}");
+        let user = json!({ "image": "tiny", "nets": [{ "kind": "user" }] });
+        let error = host.grant(user, &allowed).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("--network {named}: ")), "{error}");
+    }
+    let as_is = Allowed {
+        as_is: true,
+        ..Allowed::default()
+    };
+    let granted = host.grant(spec, &as_is).unwrap();
+    assert_eq!(granted.spec.nets.unwrap()[0].network.as_deref(), Some("back"));
+}
+
+#[test]
 fn the_stronger_sandbox_wins() {
     use SandboxSpec::{Auto, Off, Require};
     for (snapshot, caller, wins) in [
