@@ -506,3 +506,90 @@ fn clone_and_restored_vm_have_addresses_of_their_own_on_a_network() {
     assert_eq!(alone.status, 0, "{alone}");
     assert_eq!(card_of(&host, "alone")[0], "elsewhere");
 }
+
+/// The process of a cell; none while it has none.
+fn cell(host: &Host, number: usize) -> Option<u32> {
+    let status = host.call(["cluster", "status", "--json"]).run();
+    let pid = (status.status == 0).then(|| status.json()[number]["pid"].as_u64())??;
+    u32::try_from(pid).ok().filter(|pid| host::is_running(*pid))
+}
+
+/// Waits until the VM has another monitor than the process `former`.
+#[track_caller]
+fn wait_adopted(host: &Host, vm: &str, former: u32) {
+    wait::until("the next process of the VM's cell", SOON, || {
+        let shown = host.call(["inspect", vm]).run();
+        let monitor = (shown.status == 0).then(|| shown.json()["monitor_pid"].as_u64())??;
+        (monitor != u64::from(former)).then_some(())
+    });
+}
+
+/// Waits until the networks are as in `listed`, served by another gateway than the process `former`.
+#[track_caller]
+fn wait_served_again(host: &Host, listed: &Value, former: u32) {
+    wait::until("all cards on their networks again", SOON, || {
+        let next = listed_now(host)?;
+        (next["gateway"]["pid"] != former && next["networks"] == without_counters(listed, &next))
+            .then_some(())
+    });
+}
+
+#[test]
+fn named_network_outlives_the_cell_that_started_its_gateway() {
+    let host = Host::new("outlives");
+    let table = "[[networks]]\nname = \"back\"\nrange = \"10.20.30.0/24\"\nisolated = true\n";
+    let _cells = TwoCells::up(&host, table);
+    for (vm, keys) in [("db", "cell = 0"), ("store", "cell = 1")] {
+        host.run(&[&host.file(vm, keys, "network = \"back\"")]);
+    }
+    let (listed, first) = (host.listed(), host.gateway());
+    let cards = &listed["networks"][0]["cards"];
+    assert_eq!(cards[0]["names"][1], "db.vm.internal", "{listed}");
+    assert_eq!(cards[1]["names"][1], "store.vm.internal", "{listed}");
+
+    // A command has started the first one; the cells start the next. In its first second with a card, a
+    // process takes an end for one before its time.
+    std::thread::sleep(Duration::from_millis(1200));
+    host::kill9(first);
+    wait_served_again(&host, &listed, first);
+    let gateway = host.gateway();
+    let cells = [0, 1].map(|number| cell(&host, number).expect("a cell"));
+    let starter = cells.iter().position(|cell| *cell == host::parent(gateway));
+    let starter = starter.expect("a cell has started the gateway");
+    let vm = ["db", "store"][starter];
+    let lines = |vm: &str| {
+        let line = "net0: the subnet's gateway has ended; connections through it are lost";
+        host.log(vm).matches(line).count()
+    };
+    wait::until("a line of each log", SOON, || {
+        (lines("db") == 1 && lines("store") == 1).then_some(())
+    });
+
+    host::kill9(cells[starter]);
+    wait_adopted(&host, vm, cells[starter]);
+    let next = host.listed();
+    assert_eq!(next["networks"], without_counters(&listed, &next));
+    assert_eq!(next["gateway"]["pid"], gateway, "a cell's end is none of its gateway");
+    assert_eq!((lines("db"), lines("store")), (1, 1));
+
+    // The gateway ends after that: the adopted card joins again, too.
+    std::thread::sleep(Duration::from_millis(1200));
+    host::kill9(gateway);
+    wait_served_again(&host, &listed, gateway);
+    wait::until("a line of each log", SOON, || {
+        (lines("db") == 2 && lines("store") == 2).then_some(())
+    });
+
+    // Both at once, then the cell alone by an upgrade.
+    let (second, gateway) = (cell(&host, starter).expect("a cell"), host.gateway());
+    host::kill9(second);
+    host::kill9(gateway);
+    wait_adopted(&host, vm, second);
+    wait_served_again(&host, &listed, gateway);
+    let (third, gateway) = (cell(&host, starter).expect("a cell"), host.gateway());
+    host.call(["cluster", "upgrade"]).ok();
+    wait_adopted(&host, vm, third);
+    let next = host.listed();
+    assert_eq!(next["networks"], without_counters(&listed, &next));
+    assert_eq!(next["gateway"]["pid"], gateway);
+}
