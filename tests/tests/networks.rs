@@ -569,7 +569,10 @@ fn named_network_outlives_the_cell_that_started_its_gateway() {
     wait_adopted(&host, vm, cells[starter]);
     let next = host.listed();
     assert_eq!(next["networks"], without_counters(&listed, &next));
-    assert_eq!(next["gateway"]["pid"], gateway, "a cell's end is none of its gateway");
+    assert_eq!(
+        next["gateway"]["pid"], gateway,
+        "a cell's end is none of its gateway"
+    );
     assert_eq!((lines("db"), lines("store")), (1, 1));
 
     // The gateway ends after that: the adopted card joins again, too.

@@ -240,7 +240,10 @@ fn drop_card_settings(card: &mut NetSpec, chosen: Option<&str>) -> Vec<String> {
     {
         let network = network.escape_debug();
         withheld.push(match chosen {
-            Some(chosen) => format!("its card is on the network {}, not on {network}", chosen.escape_debug()),
+            Some(chosen) => format!(
+                "its card is on the network {}, not on {network}",
+                chosen.escape_debug()
+            ),
             None => format!("its card is not on the network {network}; --network {network} puts it there"),
         });
     }

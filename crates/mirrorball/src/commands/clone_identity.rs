@@ -66,7 +66,8 @@ pub fn identify(parent: (&str, &VmSpec), clones: &[Clone<'_>]) {
 /// Reports cards of a subnet whose guest has kept another hardware address than the card's: the subnet passes
 /// none of its frames.
 pub fn warn_of_silent_cards(parent: (&str, &VmSpec), clones: &[Clone<'_>]) {
-    let addresses = |name: &str, spec: &VmSpec| cell::open::hardware_addresses(spec, name).unwrap_or_default();
+    let addresses =
+        |name: &str, spec: &VmSpec| cell::open::hardware_addresses(spec, name).unwrap_or_default();
     let kept = addresses(parent.0, parent.1);
     for clone in clones {
         let own = addresses(clone.name, clone.spec);
@@ -80,7 +81,7 @@ pub fn warn_of_silent_cards(parent: (&str, &VmSpec), clones: &[Clone<'_>]) {
     }
 }
 
-/// Returns the numbers of the cards of a subnet whose hardware address is not the one that the guest has kept.
+/// Returns the numbers of the cards of a subnet that have another hardware address than the guest has kept.
 fn silent_cards(spec: &VmSpec, kept: &[[u8; 6]], own: &[[u8; 6]]) -> Vec<usize> {
     let cards = spec.nets.iter().flatten().enumerate();
     let is_silent = |number: &usize| kept.get(*number) != own.get(*number);

@@ -1,8 +1,8 @@
 //! TCP connections of addresses that a guest no longer has.
 //!
 //! The kernel keeps such connections, and their programs would wait for a timeout of minutes. Each program's
-//! connection is therefore reset by a copy of its descriptor. Kernel modules that do this (`tcp_diag`) are not
-//! in every image.
+//! connection is therefore reset by a copy of its descriptor. Kernel modules that do this (`tcp_diag`) are
+//! not in every image.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

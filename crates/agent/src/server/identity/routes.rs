@@ -31,7 +31,11 @@ impl Route {
         };
         let gateway = self.gateway?;
         Some(Self {
-            gateway: Some(if is_inside(gateway) { gateway } else { settings.gateway }),
+            gateway: Some(if is_inside(gateway) {
+                gateway
+            } else {
+                settings.gateway
+            }),
             ..*self
         })
     }

@@ -211,7 +211,10 @@ fn card_of_a_subnet_is_on_no_network_but_the_callers() {
             ..Allowed::default()
         };
         let granted = host.grant(spec.clone(), &allowed).unwrap();
-        assert_eq!(granted.spec.nets.as_ref().unwrap()[0].network.as_deref(), Some(named));
+        assert_eq!(
+            granted.spec.nets.as_ref().unwrap()[0].network.as_deref(),
+            Some(named)
+        );
         assert!(
             granted.opens.contains(&format!("the network {named}")),
             "{granted:?}"
@@ -220,7 +223,10 @@ fn card_of_a_subnet_is_on_no_network_but_the_callers() {
         assert_eq!(granted.withheld.len(), lines, "{granted:?}");
         let user = json!({ "image": "tiny", "nets": [{ "kind": "user" }] });
         let error = host.grant(user, &allowed).unwrap_err();
-        assert!(error.to_string().starts_with(&format!("--network {named}: ")), "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("--network {named}: ")),
+            "{error}"
+        );
     }
     let as_is = Allowed {
         as_is: true,
