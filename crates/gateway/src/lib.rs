@@ -5,6 +5,7 @@
 //! | [`server`](self) | the event loop: sockets of cards, networks, the way out |
 //! | `card` | the socket of a card, with frames that wait for room |
 //! | `client` | a connection of a monitor, a cell or a command |
+//! | `dns_stream` | connections of guests for DNS over TCP |
 //! | `joining` | admission of cards to networks |
 //! | `path` | the outputs of networks and of the translator, for each frame |
 //! | `capture` | frames in the format of pcap, for commands |
@@ -20,6 +21,7 @@
 mod capture;
 mod card;
 mod client;
+mod dns_stream;
 mod joining;
 mod path;
 mod report;

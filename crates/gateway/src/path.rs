@@ -13,6 +13,7 @@ use subnet::resolver::{QueryId, Resolver};
 
 use crate::capture::Frames;
 use crate::card::CardSocket;
+use crate::dns_stream::StreamId;
 
 /// Greatest number of DNS queries that wait for the host's resolver, which has a smaller bound of its own.
 const QUERIES_MAX: usize = 1024;
@@ -25,12 +26,37 @@ pub(crate) struct Paths {
     pub(crate) resolver: Resolver,
     pub(crate) captured: Frames,
     /// DNS queries at the host's resolver, with their messages.
-    queries: HashMap<u64, (Query, Box<[u8]>)>,
+    queries: HashMap<u64, (Origin, Box<[u8]>)>,
     next_query: u64,
     /// Packets and answers of the outside for guests.
     pub(crate) inward: Vec<Inward>,
     /// Whether a guest has used the outside since the last facts.
     pub(crate) is_outside_used: bool,
+}
+
+/// Where a DNS query came from.
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    /// A datagram.
+    Datagram(Query),
+    /// A connection of a card's guest.
+    Stream(StreamId, CardId),
+}
+
+impl Origin {
+    fn card(self) -> CardId {
+        match self {
+            Self::Datagram(query) => query.card,
+            Self::Stream(_, card) => card,
+        }
+    }
+
+    fn answered(self, answer: Box<[u8]>) -> Inward {
+        match self {
+            Self::Datagram(query) => Inward::Answer(query, answer),
+            Self::Stream(stream, _) => Inward::StreamAnswer(stream, answer),
+        }
+    }
 }
 
 /// Item that goes to a guest through its network.
@@ -40,6 +66,8 @@ pub(crate) enum Inward {
     Packet(CardId, Box<[u8]>),
     /// An answer to a DNS query.
     Answer(Query, Box<[u8]>),
+    /// An answer to a query of a connection.
+    StreamAnswer(StreamId, Box<[u8]>),
 }
 
 /// Output of the translator.
@@ -89,7 +117,10 @@ impl Output for FromNetwork<'_> {
                 nat.receive(card, bytes, self.now, &mut output);
                 Delivery::Taken
             }
-            Target::Query(query) => self.paths.ask(query, bytes, self.now),
+            Target::Query(query) => match self.paths.ask(Origin::Datagram(query), bytes, self.now) {
+                true => Delivery::Taken,
+                false => Delivery::Full,
+            },
         }
     }
 
@@ -136,25 +167,38 @@ impl Paths {
         (&mut self.nat, output)
     }
 
-    /// Sends a query to the host's resolver. A query that it does not take is answered by a failure.
-    fn ask(&mut self, query: Query, message: &[u8], now: Instant) -> Delivery {
+    /// Sends a query of a connection to the host's resolver. Returns whether an answer follows.
+    pub(crate) fn ask_for_stream(
+        &mut self,
+        stream: StreamId,
+        card: CardId,
+        message: &[u8],
+        now: Instant,
+    ) -> bool {
+        self.ask(Origin::Stream(stream, card), message, now)
+    }
+
+    /// Sends a query to the host's resolver. A query that it does not take is answered by a failure. Returns
+    /// whether there was room for it.
+    fn ask(&mut self, origin: Origin, message: &[u8], now: Instant) -> bool {
         self.is_outside_used = true;
         if self.queries.len() >= QUERIES_MAX {
-            return Delivery::Full;
+            return false;
         }
         self.next_query += 1;
         let id = self.next_query;
-        match self.resolver.ask(QueryId(id), query.card.0, message, now) {
+        match self.resolver.ask(QueryId(id), origin.card().0, message, now) {
             Ok(()) => {
-                self.queries.insert(id, (query, message.into()));
+                self.queries.insert(id, (origin, message.into()));
             }
             Err(_) => {
-                if let Some(failure) = dns::server_failure(message) {
-                    self.inward.push(Inward::Answer(query, failure.into()));
-                }
+                let Some(failure) = dns::server_failure(message) else {
+                    return false;
+                };
+                self.inward.push(origin.answered(failure.into()));
             }
         }
-        Delivery::Taken
+        true
     }
 
     /// Handles events of the outside.
@@ -168,14 +212,14 @@ impl Paths {
             ..
         } = self;
         resolver.turn(now, &mut |id, reply| {
-            let Some((query, message)) = queries.remove(&id.0) else {
+            let Some((origin, message)) = queries.remove(&id.0) else {
                 return;
             };
             let answer = match reply {
                 Some(reply) => Some(reply.into()),
                 None => dns::server_failure(&message).map(Vec::into_boxed_slice),
             };
-            inward.extend(answer.map(|answer| Inward::Answer(query, answer)));
+            inward.extend(answer.map(|answer| origin.answered(answer)));
         });
     }
 
@@ -189,6 +233,6 @@ impl Paths {
     pub(crate) fn remove(&mut self, card: CardId) {
         self.nat.remove_card(card);
         self.sockets.remove(&card);
-        self.queries.retain(|_, (query, _)| query.card != card);
+        self.queries.retain(|_, (origin, _)| origin.card() != card);
     }
 }

@@ -14,13 +14,14 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use registry::subnet::{HostFacts, Join, Request, Response};
 use subnet::filter::Barred;
 use subnet::nat::{self, Nat};
-use subnet::network::{CardId, MTU_DEFAULT};
+use subnet::network::{CardId, MTU_DEFAULT, dns};
 use subnet::pcap;
 use subnet::resolver::Resolver;
 
 use crate::capture::is_of;
 use crate::card::{PACKET_BYTES_MAX, Read};
 use crate::client::{Asked, Client, Role};
+use crate::dns_stream::{DnsStreams, Outcome};
 use crate::joining::{CARDS_MAX, Networks};
 use crate::path::{Inward, Paths};
 use crate::report;
@@ -58,6 +59,7 @@ pub struct Gateway {
     next_client: u64,
     networks: Networks,
     paths: Paths,
+    dns_streams: DnsStreams,
     /// Addresses that guests without `host` don't reach.
     barred: Rc<RefCell<Barred>>,
     facts: HostFacts,
@@ -92,7 +94,8 @@ impl Gateway {
         let paths = Paths::new(nat, Resolver::new("")?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, FIXED))?;
-        for file in [paths.nat.as_fd(), paths.resolver.as_fd()] {
+        let dns_streams = DnsStreams::new()?;
+        for file in [paths.nat.as_fd(), paths.resolver.as_fd(), dns_streams.as_fd()] {
             // Their events are handled in each turn.
             epoll.add(file, EpollEvent::new(EpollFlags::EPOLLIN, 1 << KIND_BITS))?;
         }
@@ -106,6 +109,7 @@ impl Gateway {
             next_client: 1,
             networks: Networks::default(),
             paths,
+            dns_streams,
             barred,
             facts: HostFacts::default(),
             facts_time: now,
@@ -155,6 +159,7 @@ impl Gateway {
                 }
             }
             self.paths.turn(now);
+            self.serve_dns_streams(now);
             self.deliver(now);
             self.turn_networks(now);
             self.send_captured();
@@ -170,7 +175,9 @@ impl Gateway {
         let networks = self.networks.networks.values();
         let turns = networks.filter_map(subnet::network::Network::deadline);
         let idle = self.idle_since.map(|since| since + self.idle_limit);
-        let deadline = turns.chain(self.paths.deadline()).chain(idle).min();
+        let outside = self.paths.deadline().into_iter();
+        let outside = outside.chain(self.dns_streams.deadline(now));
+        let deadline = turns.chain(outside).chain(idle).min();
         let Some(deadline) = deadline else {
             return EpollTimeout::NONE;
         };
@@ -259,6 +266,7 @@ impl Gateway {
             let _ = self.epoll.delete(socket);
         }
         self.networks.leave(card, &mut self.paths);
+        self.dns_streams.remove_card(card);
     }
 
     /// Returns whether the connection goes on.
@@ -440,6 +448,7 @@ impl Gateway {
                         network.receive_outside(card, &packet, now, &mut self.paths.of_network(now));
                     }
                 }
+                Inward::StreamAnswer(stream, message) => self.dns_streams.answer(stream, &message, now),
                 Inward::Answer(query, message) => {
                     if let Some(network) = self.networks.of(query.card) {
                         network.answer(query, &message, &mut self.paths.of_network(now));
@@ -451,6 +460,29 @@ impl Gateway {
             // The list keeps its memory for the next turn.
             self.paths.inward = inward;
         }
+    }
+
+    /// Answers queries of guests' connections, or sends them to the host's resolver.
+    fn serve_dns_streams(&mut self, now: Instant) {
+        let Self {
+            dns_streams,
+            networks,
+            paths,
+            ..
+        } = self;
+        for stream in paths.nat.take_dns_streams() {
+            dns_streams.add(stream, now);
+        }
+        dns_streams.turn(now, &mut |stream, card, query| {
+            let Some(network) = networks.of(card) else {
+                return Outcome::End;
+            };
+            match network.decide_query(card, query) {
+                dns::Decision::Answer(answer) => Outcome::Answer(answer),
+                dns::Decision::Upstream if paths.ask_for_stream(stream, card, query, now) => Outcome::Later,
+                dns::Decision::Upstream | dns::Decision::Ignore => Outcome::End,
+            }
+        });
     }
 
     fn turn_networks(&mut self, now: Instant) {

@@ -9,7 +9,7 @@ use nix::sys::socket::sockopt::{Ipv6RecvPacketInfo, Ipv6V6Only, Linger, ReuseAdd
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockProtocol,
     SockType, SockaddrStorage, bind, connect, getsockopt, listen, recv, recvmsg, send, sendmsg, setsockopt,
-    shutdown, socket,
+    shutdown, socket, socketpair,
 };
 
 /// Connections at a forwarded port that wait for their acceptance.
@@ -50,6 +50,12 @@ pub(crate) fn connect_tcp(target: SocketAddr) -> nix::Result<OwnedFd> {
         Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => Ok(stream),
         Err(error) => Err(error),
     }
+}
+
+/// Creates two connected streams within this process.
+pub(crate) fn stream_pair() -> nix::Result<(OwnedFd, OwnedFd)> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socketpair(AddressFamily::Unix, SockType::Stream, None, flags)
 }
 
 /// Returns why a connection did not open; none while it opens, or once it is open.

@@ -15,6 +15,9 @@
 //! 4. It calls [`Nat::turn`] once, which handles events of sockets, timers, and the packets of step 2. All
 //!    packets of a turn are written to the host, and acknowledged to the guest, together.
 //!
+//! Connections to the gateway's port of DNS lead to no socket of the host, but to the caller's server of DNS,
+//! which takes them by [`Nat::take_dns_streams`] after a turn.
+//!
 //! Packets to guests go to an [`Output`]. TCP waits while a card's queue has no room; other packets are
 //! dropped.
 //!
@@ -22,10 +25,12 @@
 //!
 //! A seccomp filter must allow, beyond reads and writes: `socket` (`AF_INET`, `AF_INET6`), `connect`, `bind`,
 //! `listen`, `accept4`, `getsockopt`, `setsockopt`, `getsockname`, `sendto`, `recvfrom`, `shutdown`, `close`,
-//! `recvmsg`, `sendmsg`, `epoll_ctl`, `epoll_wait`, and what the caller's list of addresses needs.
+//! `recvmsg`, `sendmsg`, `socketpair` (`AF_UNIX`, streams), `epoll_ctl`, `epoll_wait`, and what the caller's
+//! list of addresses needs.
 
 mod card;
 mod connection;
+mod dns;
 mod egress;
 mod events;
 mod exchange;
@@ -50,6 +55,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 pub use self::card::{Card, CardId, Counts, Gateways};
 use self::connection::{Connection, Fate};
+pub use self::dns::DnsStream;
 use self::exchange::{Exchange, Path};
 pub use self::limits::Limits;
 use self::limits::{Admission, Use};
@@ -130,6 +136,8 @@ pub struct Nat {
     stack: Stack,
     listing: Listing,
     list_addresses: ListAddresses,
+    /// Connections to the gateway's DNS that its server has not taken yet.
+    dns_streams: Vec<DnsStream>,
     next_port: u16,
     /// Time of the last turn.
     turned: Instant,
@@ -153,6 +161,7 @@ impl Nat {
             stack: Stack::new(settings.mtu, now, RandomState::new().build_hasher().finish()),
             listing: Listing::new(settings.barred, now),
             list_addresses: settings.list_addresses,
+            dns_streams: Vec::new(),
             next_port: FIRST_PORT,
             turned: now,
         })

@@ -82,6 +82,8 @@ pub struct Query {
     pub client: SocketAddr,
     /// Address of the gateway that the guest queried.
     pub server: IpAddr,
+    /// Bytes of an answer that the guest accepts. A longer one is truncated.
+    pub bytes_max: u16,
 }
 
 /// Whether a target took what was sent.
@@ -235,8 +237,16 @@ impl Network {
         self.buffer = frame;
     }
 
-    /// Sends the answer of a DNS query to the guest, if its card is still a member. An answer that does not
-    /// fit into the network's MTU is dropped.
+    /// Decides about a card's DNS query, which came by a stream. One of a card that has left is ignored.
+    pub fn decide_query(&self, id: CardId, message: &[u8]) -> dns::Decision {
+        match self.members.get(id) {
+            Some(_) => self.decide_query_of(id, message),
+            None => dns::Decision::Ignore,
+        }
+    }
+
+    /// Sends the answer of a DNS query to the guest, if its card is still a member. One that is longer than
+    /// the guest accepts is truncated.
     pub fn answer(&mut self, query: Query, message: &[u8], output: &mut dyn Output) {
         self.send_answer(query, message, output);
     }

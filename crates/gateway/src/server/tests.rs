@@ -12,6 +12,8 @@ use registry::subnet::{Captured, Connection, HostFacts, NetworkReport, NetworkSe
 
 use super::*;
 
+mod dns_over_tcp;
+
 /// A gateway on a thread, with a runtime directory of its own.
 struct Served {
     runtime: PathBuf,
@@ -154,11 +156,21 @@ impl Guest {
 
     /// A UDP datagram to another guest's hardware address.
     fn datagram(&self, to: ([u8; 6], Ipv4Addr), port: u16, payload: &[u8]) -> Vec<u8> {
+        let mut content = 5000_u16.to_be_bytes().to_vec();
+        content.extend(port.to_be_bytes());
+        content.extend(((8 + payload.len()) as u16).to_be_bytes());
+        content.extend([0, 0]);
+        content.extend(payload);
+        self.packet(to, 17, &content)
+    }
+
+    /// A frame with a packet of this protocol.
+    fn packet(&self, to: ([u8; 6], Ipv4Addr), protocol: u8, content: &[u8]) -> Vec<u8> {
         let mut frame = [&to.0[..], &self.mac, &[8, 0]].concat();
-        let length = (28 + payload.len()) as u16;
+        let length = (20 + content.len()) as u16;
         let mut header = vec![0x45, 0];
         header.extend(length.to_be_bytes());
-        header.extend([0, 1, 0, 0, 64, 17, 0, 0]);
+        header.extend([0, 1, 0, 0, 64, protocol, 0, 0]);
         header.extend(self.address.octets());
         header.extend(to.1.octets());
         let sum: u32 = header
@@ -169,12 +181,25 @@ impl Guest {
         let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
         frame.extend(header);
-        frame.extend(5000_u16.to_be_bytes());
-        frame.extend(port.to_be_bytes());
-        frame.extend(((8 + payload.len()) as u16).to_be_bytes());
-        frame.extend([0, 0]);
-        frame.extend(payload);
+        frame.extend(content);
         frame
+    }
+
+    /// The hardware address of the gateway's end of the network.
+    fn gateway_mac(&self) -> [u8; 6] {
+        let ask = [
+            &[0xff; 6][..],
+            &self.mac,
+            &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1],
+            &self.mac,
+            &self.address.octets(),
+            &[0; 6],
+            &[10, 213, 0, 1],
+        ]
+        .concat();
+        self.send(&ask);
+        let reply = self.receive_within(SOON, |frame| frame.get(12..14) == Some(&[8, 6]));
+        reply.unwrap()[6..12].try_into().unwrap()
     }
 }
 
@@ -494,23 +519,7 @@ fn malformed_requests_and_sockets_end_only_their_connection() {
 fn facts_are_requested_while_guests_use_the_outside() {
     let gateway = Served::start("facts");
     let mut a = gateway.join(card("n", "a", 1)).unwrap();
-    let gateway_mac = {
-        let ask = [
-            &[0xff; 6][..],
-            &a.mac,
-            &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1],
-            &a.mac,
-            &a.address.octets(),
-            &[0; 6],
-            &[10, 213, 0, 1],
-        ]
-        .concat();
-        a.send(&ask);
-        let reply = a
-            .receive_within(SOON, |frame| frame.get(12..14) == Some(&[8, 6]))
-            .unwrap();
-        <[u8; 6]>::try_from(&reply[6..12]).unwrap()
-    };
+    let gateway_mac = a.gateway_mac();
     std::thread::sleep(Duration::from_millis(1100));
     a.send(&a.datagram((gateway_mac, [192, 0, 2, 9].into()), 7, b"out"));
     assert!(matches!(

@@ -274,6 +274,9 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
         allow(libc::SYS_socketpair, 0, &[libc::AF_UNIX as u64])?;
         rules.insert(libc::SYS_mbind, memory_policies()?);
     }
+    if kind == ThreadKind::Gateway {
+        rules.insert(libc::SYS_socketpair, vec![stream_pairs()?]);
+    }
     SeccompFilter::new(
         rules,
         SeccompAction::KillProcess,
@@ -281,6 +284,16 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
         TargetArch::x86_64,
     )?
     .try_into()
+}
+
+/// Returns the allowed calls of `socketpair` of the gateway: for streams. A datagram socket of a pair could
+/// be connected to another program's address.
+fn stream_pairs() -> Result<SeccompRule, seccompiler::BackendError> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    SeccompRule::new(vec![
+        condition(0, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?,
+        condition(1, SeccompCmpOp::Eq, kind as u64)?,
+    ])
 }
 
 /// Returns the allowed calls of `mbind` ([`crate::memory::nodes`]): to bind guest memory, to move pages, and

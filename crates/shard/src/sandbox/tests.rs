@@ -102,6 +102,11 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
         libc::SYS_socketpair,
         [libc::AF_INET as u64, 1, 0],
     ),
+    (
+        "a pair for datagrams",
+        libc::SYS_socketpair,
+        [libc::AF_UNIX as u64, libc::SOCK_DGRAM as u64, 0],
+    ),
     ("connect", libc::SYS_connect, [NO_FILE, 0, 0]),
     ("bind", libc::SYS_bind, [NO_FILE, 0, 0]),
     ("open", libc::SYS_openat, [NO_FILE, 0, 0]),
@@ -138,12 +143,12 @@ const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
 ];
 const NO_FILE: u64 = u64::MAX;
 
-/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory, a folder's
-/// process opens the folder's files, and the gateway of a subnet, which is no part of a shard, connects to
-/// the outside.
+/// Returns whether one kind of thread needs the call: the first thread freezes the VM's memory and makes
+/// pairs of sockets, a folder's process opens the folder's files, and the gateway of a subnet, which is no
+/// part of a shard, connects to the outside.
 fn is_needed(kind: ThreadKind, attack: &str) -> bool {
     match kind {
-        ThreadKind::Control => attack == "F_ADD_SEALS",
+        ThreadKind::Control => ["F_ADD_SEALS", "a pair for datagrams"].contains(&attack),
         ThreadKind::Folder => ["open", "F_SETFL", "F_SETLEASE"].contains(&attack),
         ThreadKind::Gateway => ["AF_INET", "connect", "bind"].contains(&attack),
         _ => false,

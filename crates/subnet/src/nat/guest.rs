@@ -121,6 +121,10 @@ impl Nat {
             self.count(key.card, |counts| &mut counts.malformed);
             return;
         }
+        if self.is_to_dns(&key) {
+            self.open_dns(key, incoming.packet, now, output);
+            return;
+        }
         let Some(target) = self.target_or_report(key.card, incoming, now, output) else {
             return;
         };

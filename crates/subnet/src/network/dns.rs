@@ -16,6 +16,8 @@ pub const PORT: u16 = 53;
 /// Seconds for which a guest may keep an answer. VMs come and go.
 const LIFETIME_SECONDS: u32 = 5;
 const HEADER_BYTES: usize = 12;
+/// Bytes of an answer by UDP that each guest accepts (RFC 1035).
+const DATAGRAM_BYTES: u16 = 512;
 const CLASS_INTERNET: u16 = 1;
 const TYPE_ADDRESS: u16 = 1;
 const TYPE_POINTER: u16 = 12;
@@ -78,6 +80,31 @@ pub fn decide(message: &[u8], zone: &dyn Zone, upstream: bool) -> Decision {
         Lookup::Outside if upstream => Decision::Upstream,
         Lookup::Outside => Decision::Answer(answer(message, &question, DnsRcode::NXDomain, &[])),
     }
+}
+
+/// Returns the bytes of an answer that a query by UDP accepts: 512, or those that it announces by extended
+/// DNS (RFC 6891).
+pub fn datagram_bytes_max(query: &[u8]) -> u16 {
+    let announced = || {
+        let packet = DnsPacket::new_checked(query).ok()?;
+        let end = HEADER_BYTES + question(&packet)?.bytes;
+        has_options(query, end).then(|| u16_at(query, end + 3)).flatten()
+    };
+    announced().unwrap_or(0).max(DATAGRAM_BYTES)
+}
+
+/// Returns an answer without its records, which says that the whole one is longer than a datagram: the guest
+/// asks again by TCP. None if the message is malformed.
+pub fn truncated(message: &[u8]) -> Option<Vec<u8>> {
+    let packet = DnsPacket::new_checked(message).ok()?;
+    let end = HEADER_BYTES + question(&packet)?.bytes;
+    let mut answer = message.get(..end)?.to_vec();
+    let mut header = DnsPacket::new_unchecked(&mut answer[..]);
+    header.set_flags(packet.flags() | DnsFlags::TRUNCATED);
+    header.set_answer_record_count(0);
+    header.set_authority_record_count(0);
+    header.set_additional_record_count(0);
+    Some(answer)
 }
 
 /// Returns the answer that the host's resolver failed; none if the message is no query.

@@ -12,6 +12,8 @@ use crate::offload::Offload;
 
 const ICMP_ECHO_REPLY: u8 = 0;
 const HOPS: u8 = 64;
+/// Bytes of a datagram's headers in a frame: Ethernet, IPv6, UDP.
+const DATAGRAM_HEADER_BYTES: usize = 14 + 40 + 8;
 
 impl Network {
     /// Sends what `compose` writes to a card. It returns whether it wrote a whole frame.
@@ -145,17 +147,13 @@ impl Network {
         message: &[u8],
         output: &mut dyn Output,
     ) -> Result<(), DropReason> {
-        let zone = CardZone {
-            card: id,
-            members: &self.members,
-            settings: &self.settings,
-        };
         let query = Query {
             card: id,
             client: SocketAddr::from(client),
             server,
+            bytes_max: dns::datagram_bytes_max(message),
         };
-        match dns::decide(message, &zone, self.reaches_outside(id)) {
+        match self.decide_query_of(id, message) {
             Decision::Answer(answer) => self.send_answer(query, &answer, output),
             Decision::Upstream => {
                 if output.send(Target::Query(query), message) == Delivery::Full {
@@ -167,14 +165,34 @@ impl Network {
         Ok(())
     }
 
+    pub(super) fn decide_query_of(&self, id: CardId, message: &[u8]) -> Decision {
+        let zone = CardZone {
+            card: id,
+            members: &self.members,
+            settings: &self.settings,
+        };
+        dns::decide(message, &zone, self.reaches_outside(id))
+    }
+
     pub(super) fn send_answer(&mut self, query: Query, message: &[u8], output: &mut dyn Output) {
+        let truncated;
+        let bytes_max = self.frame_bytes_max();
+        let room = bytes_max.saturating_sub(DATAGRAM_HEADER_BYTES);
+        let message = match message.len() > room.min(query.bytes_max.into()) {
+            true => {
+                let Some(short) = dns::truncated(message) else {
+                    return;
+                };
+                truncated = short;
+                &truncated
+            }
+            false => message,
+        };
         let Some(route) = self.gateway_route(query.card, query.server, query.client.ip()) else {
             return;
         };
         let ports = (dns::PORT, query.client.port());
-        let bytes_max = self.frame_bytes_max();
         self.compose_and_reply(query.card, output, |frame| {
-            // The guest asks again, or another server.
             compose::udp(frame, route, ports, message) && frame.len() <= bytes_max
         });
     }

@@ -145,6 +145,21 @@ fn compromised_shard_can_make_no_forbidden_call_by_any_of_its_threads() {
 }
 
 #[test]
+fn gateway_makes_pairs_of_streams() {
+    let status = in_child(|| {
+        if filter::apply(ThreadKind::Gateway).is_err() {
+            return 1;
+        }
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let mut pair = [-1; 2];
+        // SAFETY: the kernel writes two descriptors into the array.
+        let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) };
+        i32::from(made != 0)
+    });
+    assert_eq!(code(status), 0);
+}
+
+#[test]
 fn mappings_never_grow_and_the_allocator_works_without_growth() {
     for kind in KINDS {
         let status = in_child(|| {

@@ -168,6 +168,22 @@ fn messages_that_are_no_queries_get_no_records() {
 }
 
 #[test]
+fn query_accepts_what_it_announces_and_512_bytes_at_least() {
+    let plain = query("example.org", 1);
+    let announcing = |bytes: u16| {
+        let mut message = plain.clone();
+        message[11] = 1;
+        message.extend([0, 0, 41]);
+        message.extend(bytes.to_be_bytes());
+        message.extend([0; 6]);
+        datagram_bytes_max(&message)
+    };
+    assert_eq!(datagram_bytes_max(&plain), 512);
+    assert_eq!([0, 511, 1232, 65_535].map(announcing), [512, 512, 1232, 65_535]);
+    assert_eq!(datagram_bytes_max(b"nonsense"), 512);
+}
+
+#[test]
 fn failure_of_the_resolver_is_an_answer_to_the_question() {
     let message = query("example.org", 1);
     let answer = server_failure(&message).unwrap();
@@ -196,5 +212,10 @@ proptest! {
             Decision::Ignore => {}
         }
         let _ = server_failure(&message);
+        prop_assert!(datagram_bytes_max(&message) >= DATAGRAM_BYTES);
+        if let Some(short) = truncated(&message) {
+            prop_assert!(short.len() <= message.len() && short[2] & 2 != 0);
+            prop_assert_eq!(&short[6..HEADER_BYTES], &[0; 6]);
+        }
     }
 }

@@ -138,6 +138,7 @@ fn queries_for_the_outside_go_to_the_resolver_and_their_answers_come_back() {
             card: a.id,
             client: SocketAddr::new(guest, 5000),
             server: to,
+            bytes_max: 512,
         };
         let sent = world.receive(a, &udp(way, (5000, 53), &message));
         assert_eq!(sent, [(Target::Query(expected), message)]);
@@ -161,6 +162,7 @@ fn queries_for_the_outside_go_to_the_resolver_and_their_answers_come_back() {
         card: a.id,
         client: SocketAddr::new(a.ipv4, 5000),
         server: gateway.ipv4,
+        bytes_max: 512,
     };
     world.network.detach(a.id).unwrap();
     let mut output = |target: Target, _: &[u8]| panic!("a frame to {target:?}");
@@ -171,6 +173,51 @@ fn queries_for_the_outside_go_to_the_resolver_and_their_answers_come_back() {
         &udp(route(b, gateway), (5000, 53), &query("missing.vm.internal", 1)),
     );
     assert_eq!(sent[0].0, Target::Card(b.id));
+}
+
+#[test]
+fn answer_that_is_longer_than_the_guest_accepts_is_truncated() {
+    let (mut world, [a, ..]) = World::of_three(|settings| settings.mtu = 1500);
+    let gateway = world.gateway();
+    let question = query("example.org", 1);
+    // A response, with more records than pass.
+    let mut long = [
+        &question[..2],
+        &[0x81, 0x80, 0, 1, 0, 90, 0, 0, 0, 0],
+        &question[12..],
+    ]
+    .concat();
+    long.resize(1460, 7);
+    let mut extended = question.clone();
+    extended[11] = 1;
+    extended.extend([0, 0, 41, 0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+    for (asked, bytes, passes) in [
+        (&question, 512, true),
+        (&question, 513, false),
+        // The guest's bound, and that of the network's MTU.
+        (&extended, 1452, true),
+        (&extended, 1453, false),
+    ] {
+        let sent = world.receive(a, &udp(route(a, gateway), (5000, 53), asked));
+        let Target::Query(origin) = sent[0].0 else {
+            panic!("{sent:?}");
+        };
+        let mut frames = Vec::new();
+        let mut output = |_: Target, bytes: &[u8]| {
+            frames.push(bytes.to_vec());
+            Delivery::Taken
+        };
+        world.network.answer(origin, &long[..bytes], &mut output);
+        let answer = &frames[0][14 + 20 + 8..];
+        if passes {
+            assert_eq!(answer, &long[..bytes]);
+        } else {
+            // The question alone, with the bit that says so.
+            assert_eq!(answer.len(), question.len());
+            assert_eq!(answer[2..12], [0x83, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(answer[12..], question[12..]);
+        }
+    }
 }
 
 #[test]
