@@ -12,14 +12,14 @@ mod terminal;
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use connect::{connect_vsock, connect_vsock_while};
 pub use exec::{Bounds, Collected, attach, collect, exec, exec_kept, output};
 pub use file::{Copied, GuestFile, Place, Sent, get, put, put_all};
 pub use terminal::{RawMode, window_size};
 
-use crate::protocol::{Frame, Identity, Kind, Ready, Request};
+use crate::protocol::{Frame, Identity, Kind, Ready, Renewal, Request};
 use crate::wire::{PEER_TIMEOUT, Wire};
 
 /// Reason why a request failed.
@@ -69,10 +69,31 @@ pub fn identify(stream: impl Stream, identity: &Identity) -> Result<(), ClientEr
     open(&mut wire, &Request::Identify(identity.clone())).map(|_| ())
 }
 
+/// Returns whether the guest has finished its start. An agent without warm starts refuses.
+pub fn is_up(stream: impl Stream) -> Result<bool, ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    let ready = open(&mut wire, &Request::IsUp)?;
+    ready
+        .is_up
+        .ok_or_else(|| ClientError::Protocol("it does not report whether the guest is up".to_owned()))
+}
+
+/// Gives a guest that resumed from a template an identity of its own, which takes `limit` at most: it may
+/// draw keys.
+pub fn renew(stream: impl Stream, renewal: &Renewal, limit: Duration) -> Result<(), ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    open_within(&mut wire, &Request::Renew(renewal.clone()), limit).map(|_| ())
+}
+
 /// Sends the request and waits for the agent to accept it.
 fn open(wire: &mut Wire, request: &Request) -> Result<Ready, ClientError> {
+    open_within(wire, request, PEER_TIMEOUT)
+}
+
+/// As [`open`], with a time limit of its own.
+fn open_within(wire: &mut Wire, request: &Request, limit: Duration) -> Result<Ready, ClientError> {
     wire.send_json(Kind::Request, request)?;
-    let frame = answer(wire)?;
+    let frame = answer_within(wire, limit)?;
     match frame.kind {
         Kind::Ready => frame
             .json()
@@ -83,7 +104,11 @@ fn open(wire: &mut Wire, request: &Request) -> Result<Ready, ClientError> {
 
 /// Waits for one frame, up to a time limit.
 fn answer(wire: &mut Wire) -> Result<Frame, ClientError> {
-    match wire.wait_frame(Some(Instant::now() + PEER_TIMEOUT)) {
+    answer_within(wire, PEER_TIMEOUT)
+}
+
+fn answer_within(wire: &mut Wire, limit: Duration) -> Result<Frame, ClientError> {
+    match wire.wait_frame(Some(Instant::now() + limit)) {
         Ok(Some(frame)) => checked(frame),
         Ok(None) => Err(gone()),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(ClientError::NoAgent),

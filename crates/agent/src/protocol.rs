@@ -10,12 +10,13 @@
 //! | exec, exec-kept, attach | stdin, stdin-end, window-size, signal | stdout, stderr, and finally exit |
 //! | put | data, and finally end | done |
 //! | get | | data, and finally end |
-//! | identify | | |
+//! | identify, is-up, renew | | |
 //!
 //! `Refused` may replace any frame of the server, and is its last frame.
 //!
 //! An agent in a guest may be older than its client, and refuses a request that it does not know: one of the
-//! release before has neither exec-kept nor attach.
+//! release before has neither exec-kept nor attach, and one of a release without warm starts neither is-up nor
+//! renew.
 
 pub mod frame;
 
@@ -61,6 +62,21 @@ pub enum Request {
     },
     /// Gives the guest another identity than its parent's; the reply follows the change.
     Identify(Identity),
+    /// Returns whether the guest has finished its start ([`Ready::is_up`]).
+    IsUp,
+    /// Gives a guest that resumed from a template an identity of its own; the reply follows the change.
+    Renew(Renewal),
+}
+
+/// The identity of a guest that resumed from a template: that of a clone, and all that a boot would have drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Renewal {
+    /// Name, addresses, random numbers and time.
+    pub identity: Identity,
+    /// Id for `/etc/machine-id`: 32 hexadecimal digits.
+    pub machine_id: String,
+    /// Id of the boot, a UUID.
+    pub boot_id: String,
 }
 
 /// The identity of a clone.
@@ -128,6 +144,9 @@ pub struct Ready {
     /// For attach: the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attached: Option<Attached>,
+    /// For is-up: whether the guest has finished its start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_up: Option<bool>,
 }
 
 /// A kept program at the time when a client attaches to it.

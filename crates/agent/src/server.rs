@@ -8,6 +8,7 @@ mod exec;
 mod file;
 mod identity;
 mod kept;
+mod renewal;
 #[cfg(test)]
 mod tests;
 
@@ -70,6 +71,20 @@ fn handle(wire: &mut Wire, request: Request) -> io::Result<()> {
             Ok(()) => ready(wire)?,
             Err(error) => return refuse(wire, &error.to_string()),
         },
+        Request::IsUp => match renewal::is_up() {
+            Ok(is_up) => wire.send_json(
+                Kind::Ready,
+                &Ready {
+                    is_up: Some(is_up),
+                    ..accepted()
+                },
+            )?,
+            Err(error) => return refuse(wire, &format!("systemctl: {error}")),
+        },
+        Request::Renew(renewal) => match renewal::renew(&renewal) {
+            Ok(()) => ready(wire)?,
+            Err(error) => return refuse(wire, &error.to_string()),
+        },
     }
     linger(wire);
     Ok(())
@@ -84,12 +99,22 @@ fn ready_to_send(wire: &Wire, size: Option<u64>, mode: Option<u32>) -> io::Resul
     wire.send_json(
         Kind::Ready,
         &Ready {
-            version: crate::VERSION.into(),
             size,
             mode,
-            attached: None,
+            ..accepted()
         },
     )
+}
+
+/// The reply to a request that has no data of its own.
+fn accepted() -> Ready {
+    Ready {
+        version: crate::VERSION.into(),
+        size: None,
+        mode: None,
+        attached: None,
+        is_up: None,
+    }
 }
 
 /// Sends the reason of a refusal to the client, which ends the request.

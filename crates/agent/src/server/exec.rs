@@ -189,6 +189,7 @@ impl Session {
             size: None,
             mode: None,
             attached: Some(attached),
+            is_up: None,
         };
         wire.send_json(Kind::Ready, &ready)
     }

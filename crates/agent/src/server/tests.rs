@@ -67,6 +67,16 @@ fn ping_returns_the_version() {
 }
 
 #[test]
+fn guest_without_systemd_is_up_when_its_agent_replies() {
+    if !std::path::Path::new("/run/systemd/system").exists() {
+        assert!(client::is_up(connect()).unwrap());
+    }
+    // An agent without warm starts, or a faulty one, sends no state.
+    let error = client::is_up(liar(ready(), true)).unwrap_err();
+    assert!(matches!(error, ClientError::Protocol(_)), "{error}");
+}
+
+#[test]
 fn exit_codes_and_signals_pass_through() {
     assert_eq!(run("exit 0", b"").0, ExitStatus::Code(0));
     assert_eq!(run("exit 77", b"").0, ExitStatus::Code(77));
