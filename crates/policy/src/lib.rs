@@ -7,3 +7,4 @@ pub mod placement;
 pub mod rate;
 pub mod sharing;
 pub mod span;
+pub mod templates;
