@@ -297,7 +297,7 @@ impl NewVm<'_> {
             opened.launch.nodes = span_nodes(&span.parts(), &known, how.memory());
         }
         if let Some(frozen) = frozen {
-            opened.claim_frozen(&frozen.memory).map_err(line)?;
+            opened.claim_frozen(frozen).map_err(line)?;
             frozen
                 .resume(&mut opened.launch, &mut opened.files)
                 .map_err(line)?;

@@ -30,6 +30,7 @@ use nix::unistd::{Whence, lseek};
 use registry::cluster::interface::RegionGrant;
 use registry::monitor::NameRules;
 use shard_api::launch::{Fd, LaunchSpec, RegionLaunch, VsockLaunch};
+use shard_api::saved::{self, SavedMachine};
 use subnet::passt::{Passt, PasstChild};
 use subnet::process::Count;
 
@@ -38,6 +39,7 @@ use self::files::{Files, GroupFiles};
 use self::folders::Folder;
 use self::names::Names;
 use crate::cmdline;
+use crate::frozen::FrozenVm;
 use crate::opener::OpenerError;
 use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
@@ -345,10 +347,23 @@ impl VmResources {
     /// same files.
     ///
     /// # Errors
-    /// If VMs of another share group map the memory, or an image that it stands for.
-    pub fn claim_frozen(&mut self, memory: &[File]) -> Result<(), OpenError> {
-        self.claims.claim(memory, Path::new("of the snapshot"));
-        match self.claims.refused().first() {
+    /// If VMs of another share group map the memory, or an image that it may stand for.
+    pub fn claim_frozen(&mut self, frozen: &FrozenVm) -> Result<(), OpenError> {
+        let has_memory = self.claims.claim(&frozen.memory, Path::new("of the snapshot"));
+        let needed = match self.claims.refused().first() {
+            // Only the disks' images are refused, and no page of the memory stands for one of an image.
+            Some(_)
+                if has_memory
+                    && saved::read::<SavedMachine>(&frozen.state)?
+                        .memory
+                        .images
+                        .is_empty() =>
+            {
+                None
+            }
+            refused => refused,
+        };
+        match needed {
             None => Ok(()),
             Some(path) => Err(OpenError::KeptApart {
                 what: "memory or an image",

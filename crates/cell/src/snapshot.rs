@@ -44,7 +44,7 @@ use crate::frozen::FrozenVm;
 pub use self::working_set::record;
 
 /// The version of this format.
-const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 const MANIFEST: &str = "snapshot.json";
 const STATE: &str = "state.json";
 const MEMORY: &str = "memory";

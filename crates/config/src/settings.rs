@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::vm::Size;
 pub use members::{MemberPolicy, Usage};
 
 /// Environment variable that names the file, instead of the default places.
 pub const VARIABLE: &str = "MIRRORBALL_HOST_FILE";
 /// File of root, and of users without a file of their own.
 const OF_THE_HOST: &str = "/etc/mirrorball/host.toml";
+/// Maximum space of templates without a limit in the file: some 40 of a Debian guest.
+const TEMPLATE_LIMIT: Size = Size(8 << 30);
 
 /// The settings of a host.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -22,6 +25,8 @@ const OF_THE_HOST: &str = "/etc/mirrorball/host.toml";
 pub struct Settings {
     /// Rule for sharing pages of memory; see [`Settings::share_between`].
     pub share_between: Option<ShareBetween>,
+    /// Maximum space of the user's templates; see [`Settings::template_limit`].
+    pub template_limit: Option<Size>,
     /// Policy for VMs of the API group's members.
     pub members: Option<MemberPolicy>,
 }
@@ -103,6 +108,11 @@ impl Settings {
             Starter::User => ShareBetween::All,
         })
     }
+
+    /// Returns the maximum space of the user's templates for warm starts, in bytes.
+    pub fn template_limit(&self) -> u64 {
+        self.template_limit.unwrap_or(TEMPLATE_LIMIT).0
+    }
 }
 
 impl Starter {
@@ -139,8 +149,16 @@ mod tests {
     }
 
     #[test]
+    fn templates_take_8_gib_unless_the_file_has_another_limit() {
+        let limit = |text: &str| Settings::parse("host.toml", text).unwrap().template_limit();
+        assert_eq!(limit(""), 8 << 30);
+        assert_eq!(limit("template_limit = \"512M\""), 512 << 20);
+    }
+
+    #[test]
     fn an_error_in_the_file_names_its_place() {
         for (text, message) in [
+            ("template_limit = 5", "no unit"),
             ("share_between = \"some\"", "some"),
             ("share = \"all\"", "share"),
             ("[members]\nmemory = \"1G\"", "cpus"),

@@ -9,6 +9,7 @@ mod paging;
 mod promise;
 mod shared;
 mod sharing;
+mod warm;
 
 pub(crate) use self::nets::network_name_is_valid;
 pub use self::nets::{Transport, forward, mac};
@@ -64,6 +65,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     promise::check(spec)?;
     span::check(spec)?;
     cells::check(spec)?;
+    warm::check(spec)?;
     nodes::check(spec)
 }
 

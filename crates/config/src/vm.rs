@@ -32,6 +32,10 @@ pub struct VmSpec {
     pub labels: Labels,
     /// An image of the image store: gives the kernel, the initramfs and the root disk.
     pub image: Option<String>,
+    /// Whether the VM starts from a template of its image, which has booted already, instead of booting.
+    // Omitted by default, so that older programs can read the record or snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub warm: bool,
     /// vCPUs, 1 to 254.
     #[serde(default = "default_cpus", deserialize_with = "cpus")]
     pub cpus: u8,

@@ -472,10 +472,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Probe => Ok(probe()),
         Command::Cluster(command) => cluster::cluster(&command),
         Command::Vm(command) => vm::vm(&command),
-        Command::Image(command) => {
-            image::run(command).map_err(|error| miette!("{error}"))?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Image(command) => image::run(command),
         Command::Net(command) => net::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Disk(command) => disk::run(command),
         Command::Dsm(command) => dsm::dsm(&command),

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
+use config::VmSpec;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::waitpid;
@@ -33,6 +34,9 @@ use crate::snapshot::directory::Directory;
 const REAPER_STACK_BYTES: usize = 64 << 10;
 /// Exit status of a monitor that panicked, as of any Rust program.
 const PANICKED: i32 = 101;
+/// Reason for a failure of VMs that would boot, though they are to start warm.
+const NO_TEMPLATE: &str = "`warm` needs a template, which `mirrorball run` finds or makes; start it by that, \
+                           or leave out `warm`";
 /// Highest descriptor of the standard streams.
 const STANDARD_FDS: RawFd = 2;
 
@@ -75,6 +79,10 @@ fn fork_monitors(
     let vms = std::mem::take(&mut batch.vms);
     let lease: Lease = Arc::new(Mutex::new(lease));
     let fail_all = |why: &str| vms.iter().for_each(|(name, _)| fail_at_once(&lease, name, why));
+    if let Some((name, _)) = cold_start(&batch, &vms) {
+        fail_all(&format!("{name}: {NO_TEMPLATE}"));
+        return Ok(Vec::new());
+    }
     let terms = match Programs::beside_command() {
         Ok(programs) => Terms::of(&batch, platform, programs)?,
         Err(error) => {
@@ -105,6 +113,12 @@ fn fork_monitors(
         }
     }
     Ok(monitors)
+}
+
+/// A VM that is to start warm, in a batch that boots its VMs.
+fn cold_start<'a>(batch: &Batch, vms: &'a [(String, VmSpec)]) -> Option<&'a (String, VmSpec)> {
+    let boots = batch.source.is_none();
+    vms.iter().find(|(_, spec)| boots && spec.warm)
 }
 
 /// Reports that a VM has not started. Never blocks: the client may read no event before all monitors are
@@ -268,6 +282,28 @@ mod tests {
             Event::Failed { name, why } => assert_eq!((&*name, &*why), ("vm-0", "no program")),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn vm_that_is_to_start_warm_never_boots_instead() {
+        let spec = |text: &str| config::parse("vm.toml", text).unwrap();
+        let mut batch = Batch {
+            vms: Vec::new(),
+            source: None,
+            share_between: config::settings::ShareBetween::All,
+            member: None,
+            names: None,
+            boot_limit_s: 1,
+        };
+        let vms = [
+            ("cold".to_owned(), spec("image = \"tiny\"")),
+            ("warm".to_owned(), spec("image = \"tiny\"\nwarm = true")),
+        ];
+        let found = cold_start(&batch, &vms).map(|(name, _)| name.as_str());
+        assert_eq!(found, Some("warm"));
+        assert!(cold_start(&batch, &vms[..1]).is_none());
+        batch.source = Some(Source::Running("/run/vm".into()));
+        assert!(cold_start(&batch, &vms).is_none());
     }
 
     #[test]

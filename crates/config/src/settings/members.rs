@@ -98,6 +98,7 @@ impl MemberPolicy {
             // They select VMs in commands, and change nothing on the host.
             labels: _,
             image,
+            warm,
             cpus,
             cpu_weight,
             cpu_reservation,
@@ -160,6 +161,8 @@ impl MemberPolicy {
             ("shared", !shared.is_empty()),
             // The files belong to another user than the VM's processes.
             ("folders", !folders.is_empty()),
+            // Templates are the owner's, and VMs of one template share memory.
+            ("warm", *warm),
         ] {
             if is_set {
                 return Err(owners(key));

@@ -6,6 +6,7 @@ const DEBIAN: &str = include_str!("../../../../examples/debian.toml");
 const TINY: &str = include_str!("../../../../examples/tiny.toml");
 const NUMA: &str = include_str!("../../../../examples/numa.toml");
 const SPAN: &str = include_str!("../../../../examples/span.toml");
+const WARM: &str = include_str!("../../../../examples/warm.toml");
 const PAGING: &str = include_str!("../../../../examples/paging.toml");
 const SCHEMA: &str = include_str!("../../../../docs/reference/vm-file.md");
 
@@ -52,6 +53,7 @@ fn every_example_is_accepted() {
     assert_eq!(read(TINY).cpus, 1);
     assert_eq!(read(NUMA).nodes.len(), 2);
     assert_eq!(read(DEBIAN).disks.len(), 0);
+    assert!(read(WARM).warm);
     assert_eq!(read(PAGING).resident, Some(crate::Size(128 << 20)));
     assert_eq!(read(SPAN).span, Some(crate::SpanSpec::Cells(vec![0, 1])));
 }
@@ -69,6 +71,7 @@ fn the_full_example_shows_every_key() {
     // Comments have the keys that a VM with the other keys can't have.
     let elsewhere = [
         ("span = { cells = [0, 1] }", SPAN),
+        ("warm = true", WARM),
         ("resident = \"128M\"", PAGING),
         ("paging_file = \"/var/tmp\"", PAGING),
         ("paging_disk = \"512M\"", PAGING),

@@ -11,6 +11,7 @@ mod limits;
 mod memory_nodes;
 mod refused;
 mod span;
+mod warm;
 
 use miette::{GraphicalReportHandler, GraphicalTheme};
 

@@ -109,9 +109,9 @@ pub struct RestoreArgs {
 }
 
 /// A running copy.
-struct Running {
-    name: String,
-    folder: PathBuf,
+pub(super) struct Running {
+    pub name: String,
+    pub folder: PathBuf,
 }
 
 /// Makes the copies and prints their names.
@@ -400,6 +400,8 @@ fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
         command: None,
         // It takes CPU time from other VMs.
         cpu_reservation: None,
+        // It resumes from its parent, not from a template.
+        warm: false,
         ..parent.clone()
     };
     for net in spec.nets.iter_mut().flatten() {
@@ -410,7 +412,7 @@ fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
 }
 
 /// Waits until all run; returns the parent's pause.
-fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
+pub(super) fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
     let (mut started, mut running, mut still) = (Vec::new(), BTreeSet::new(), 0);
     for event in lease.events().into_diagnostic()? {
         match event {

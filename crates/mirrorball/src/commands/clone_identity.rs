@@ -34,19 +34,12 @@ pub struct Clone<'a> {
 /// Gives every clone an identity of its own. A clone without an agent keeps its parent's, and a message
 /// reports that.
 pub fn identify(parent: (&str, &VmSpec), clones: &[Clone<'_>]) {
-    let networks = match clones.iter().any(|clone| is_on_subnet(clone.spec)) {
-        true => runtime::directory()
-            .and_then(|runtime| networks::list(&runtime))
-            .map(|listed| listed.networks)
-            .map_err(|error| eprintln!("mirrorball: the subnet's gateway does not answer: {error}"))
-            .unwrap_or_default(),
-        false => Vec::new(),
-    };
+    let networks = networks_of(clones);
     std::thread::scope(|scope| {
         for clone in clones {
             let networks = &networks;
             scope.spawn(move || {
-                let done = identity(parent, clone, networks).and_then(|identity| {
+                let done = identity_on(networks, parent, clone).and_then(|identity| {
                     let agent = guest::connect(clone.name, clone.folder, AGENT_LIMIT)?;
                     let identified = agent::client::identify(agent, &identity);
                     identified.map_err(|error| guest::explain(clone.name, error))
@@ -110,7 +103,29 @@ fn is_on_subnet(spec: &VmSpec) -> bool {
     cards.any(|card| card.kind == NetKind::Subnet)
 }
 
-fn identity(parent: (&str, &VmSpec), clone: &Clone<'_>, networks: &[NetworkReport]) -> Result<Identity> {
+/// Makes the identity of a VM that resumes from the state of `parent`.
+pub fn identity(parent: (&str, &VmSpec), clone: &Clone<'_>) -> Result<Identity> {
+    identity_on(&networks_of(std::slice::from_ref(clone)), parent, clone)
+}
+
+/// Returns the networks of the subnet, if a clone is on one. Those of a gateway that does not answer are
+/// unknown, and a message reports that.
+fn networks_of(clones: &[Clone<'_>]) -> Vec<NetworkReport> {
+    if !clones.iter().any(|clone| is_on_subnet(clone.spec)) {
+        return Vec::new();
+    }
+    runtime::directory()
+        .and_then(|runtime| networks::list(&runtime))
+        .map(|listed| listed.networks)
+        .map_err(|error| eprintln!("mirrorball: the subnet's gateway does not answer: {error}"))
+        .unwrap_or_default()
+}
+
+fn identity_on(
+    networks: &[NetworkReport],
+    parent: (&str, &VmSpec),
+    clone: &Clone<'_>,
+) -> Result<Identity> {
     let mut seed = vec![0; SEED_BYTES];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut seed))

@@ -13,7 +13,7 @@ use super::execution_site::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk",
+    #[arg(conflicts_with_all = ["image", "warm", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk",
         "folder", "net", "name",
         "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
         "cpu_weight", "cpu_limit", "cpu_reservation", "memory_limit", "io_limit", "core_scheduling",
@@ -23,6 +23,9 @@ pub struct RunArgs {
     /// An image of the image store
     #[arg(long)]
     pub image: Option<String>,
+    /// Start from a template of the image, which has booted already; the first start makes it
+    #[arg(long)]
+    pub warm: bool,
     /// Kernel file: bzImage or ELF
     #[arg(long)]
     pub kernel: Option<PathBuf>,
@@ -280,6 +283,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         after: Vec::new(),
         labels: config::labels::of_flags(&args.label).map_err(|why| miette!("--label: {why}"))?,
         image: args.image.clone(),
+        warm: args.warm,
         cpus: args.cpus,
         cpu_weight: args.cpu_weight,
         cpu_limit: args.cpu_limit,

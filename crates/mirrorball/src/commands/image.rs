@@ -1,6 +1,7 @@
-//! `mirrorball image`: builds, lists, checks, imports and removes images.
+//! `mirrorball image`: builds, lists, checks, imports and removes images, and makes templates of them.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -10,7 +11,9 @@ use diskstore::image::{
     Progress, SUITE, Sources, TINY_CMDLINE, TinyRequest, agent_version, build_debian, build_tiny, import,
 };
 use indicatif::{ProgressBar, ProgressStyle};
+use miette::{Result, miette};
 
+use super::template::{self, WarmArgs};
 use crate::progress;
 
 /// Subcommands of `mirrorball image`.
@@ -37,6 +40,8 @@ pub enum ImageCommand {
         /// Name of the image
         name: String,
     },
+    /// Make a template of an image, from which `run --warm` starts VMs; list or remove templates
+    Warm(WarmArgs),
 }
 
 /// Arguments of `build`.
@@ -107,7 +112,11 @@ pub struct ImportArgs {
 impl ImageCommand {
     /// Whether it changes nothing.
     pub fn only_prints(&self) -> bool {
-        matches!(self, Self::Ls { .. } | Self::Verify { .. })
+        match self {
+            Self::Ls { .. } | Self::Verify { .. } => true,
+            Self::Warm(arguments) => arguments.only_prints(),
+            Self::Build(_) | Self::Rm { .. } | Self::Import(_) => false,
+        }
     }
 }
 
@@ -129,20 +138,29 @@ impl Recipe {
 }
 
 /// Runs a subcommand and prints the result.
-pub fn run(command: ImageCommand) -> Result<(), ImageError> {
-    let store = ImageStore::open_default()?;
+pub fn run(command: ImageCommand) -> Result<ExitCode> {
+    let failed = |error: ImageError| miette!("{error}");
+    let store = ImageStore::open_default().map_err(failed)?;
     match command {
-        ImageCommand::Build(arguments) => build(&store, arguments),
-        ImageCommand::Ls { json } => list(&store, json),
-        ImageCommand::Rm { names } => names.iter().try_for_each(|name| store.remove(name)),
-        ImageCommand::Import(arguments) => run_import(&store, arguments),
+        ImageCommand::Build(arguments) => build(&store, arguments).map_err(failed)?,
+        ImageCommand::Ls { json } => list(&store, json).map_err(failed)?,
+        ImageCommand::Rm { names } => {
+            for name in &names {
+                store.remove(name).map_err(failed)?;
+                template::remove_of_image(name)?;
+            }
+        }
+        ImageCommand::Import(arguments) => run_import(&store, arguments).map_err(failed)?,
         ImageCommand::Verify { name } => {
             let bar = progress::spinner("reading");
             let verified = store.verify(&name);
             bar.finish_and_clear();
-            verified.map(|()| println!("{name}: as it was made"))
+            verified.map_err(failed)?;
+            println!("{name}: as it was made");
         }
+        ImageCommand::Warm(arguments) => return template::warm(&arguments),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {

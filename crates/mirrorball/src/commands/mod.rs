@@ -24,6 +24,7 @@ pub mod net;
 pub mod run;
 pub mod select;
 mod service_manager;
+pub mod template;
 pub mod top;
 pub mod topology;
 pub mod update;

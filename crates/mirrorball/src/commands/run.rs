@@ -18,6 +18,7 @@ use registry::monitor::Batch;
 
 use super::execution_site::{self, RequiredIsolation};
 use super::flags::{self, RunArgs};
+use super::template::{self, Warm};
 use super::{check, host_file, hosts};
 use crate::remote;
 
@@ -49,9 +50,10 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     )? {
         return Ok(code);
     }
+    let warm = template::of_vms(&vms, args.boot_limit)?;
     let batch = Batch {
         vms: vms.clone(),
-        source: None,
+        source: warm.as_ref().map(Warm::source),
         share_between: host_file::share_between()?,
         member: None,
         names: rules.cloned(),
@@ -72,7 +74,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         );
     }
     let boot_limit = Duration::from_secs(args.boot_limit);
-    follow::follow(lease, vms, boot_limit, args.detach)
+    // The monitors have opened the template.
+    let parent = warm.map(Warm::into_parent);
+    follow::follow(lease, vms, boot_limit, args.detach, parent)
 }
 
 /// Puts the subnet's cards without a network on one of this command alone. A VM of a share group stays on the

@@ -104,6 +104,12 @@ fn definable(file: VmFile) -> Result<(String, VmSpec)> {
             "{source}: a defined VM is left running, and one with a command ends with that"
         ));
     }
+    if spec.warm {
+        return Err(miette!(
+            help = "leave out `warm`, or start it with `mirrorball run`",
+            "{source}: a defined VM boots, and does not start from a template"
+        ));
+    }
     let kernel = spec.kernel.iter_mut();
     let kernel = kernel.flat_map(|kernel| [&mut kernel.path, &mut kernel.initrd].into_iter().flatten());
     let folders = spec.folders.iter_mut().map(|folder| &mut folder.path);

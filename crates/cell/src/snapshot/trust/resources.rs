@@ -51,6 +51,8 @@ impl Resources {
         let VmSpec {
             // The command chooses it.
             name: _,
+            // It resumes from the snapshot, whatever it started from.
+            warm: _,
             // It counts for defined VMs only.
             after: _,
             // They select VMs in commands, and take nothing of the host.

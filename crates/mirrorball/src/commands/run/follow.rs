@@ -20,6 +20,7 @@ use shard::launch::Ending;
 use super::command::{CommandFailure, CommandOutcome, command};
 use super::table;
 use crate::attach::{AttachEnd, attach};
+use crate::commands::template::Parent;
 use crate::exit;
 
 /// Time limit in seconds for a guest with persistent disks to power off after its command.
@@ -47,8 +48,20 @@ enum FollowEvent {
         name: String,
         result: Result<CommandOutcome, CommandFailure>,
     },
+    /// A guest that resumed from a template has its own identity, or has got none.
+    Renewed {
+        name: String,
+        start: StartReport,
+        result: Result<()>,
+    },
     /// The terminal left the console.
     Console(std::io::Result<AttachEnd>),
+}
+
+/// The monitor's report that a VM runs.
+struct StartReport {
+    sandbox_missing: Vec<String>,
+    keeps_writes: bool,
 }
 
 /// One followed VM.
@@ -60,6 +73,8 @@ pub(super) struct Followed {
     /// The line about its promise of memory, if the VM has one.
     promise: Option<String>,
     asked: bool,
+    /// Spec of a VM that resumes from a template and has the template's identity until now.
+    unrenewed: Option<VmSpec>,
     running_s: Option<f64>,
     keeps_writes: bool,
     pub done: Option<CommandOutcome>,
@@ -70,12 +85,14 @@ pub(super) struct Followed {
     pub seconds: f64,
 }
 
-/// Follows the VMs of a monitor; returns the exit status of the first that failed.
+/// Follows the VMs of a monitor; returns the exit status of the first that failed. `parent` is the VM of the
+/// template from which they resume.
 pub(super) fn follow(
     lease: Lease,
     vms: Vec<(String, VmSpec)>,
     boot_limit: Duration,
     detach: bool,
+    parent: Option<Parent>,
 ) -> Result<ExitCode> {
     let (sender, news) = mpsc::channel();
     let (events, from_monitor) = (lease.events().into_diagnostic()?, sender.clone());
@@ -95,7 +112,8 @@ pub(super) fn follow(
                 name,
                 Followed {
                     promise: promise(&spec),
-                    command: spec.command,
+                    command: spec.command.clone(),
+                    unrenewed: parent.is_some().then_some(spec),
                     ..Followed::default()
                 },
             )
@@ -107,6 +125,7 @@ pub(super) fn follow(
         vms,
         boot_limit,
         detach,
+        parent,
         start: Instant::now(),
         console: None,
     }
@@ -129,6 +148,8 @@ struct Follower {
     vms: BTreeMap<String, Followed>,
     boot_limit: Duration,
     detach: bool,
+    /// The VM of the template from which they resume.
+    parent: Option<Parent>,
     start: Instant,
     /// Thread that attaches this terminal to the console of the only VM.
     console: Option<JoinHandle<()>>,
@@ -183,6 +204,11 @@ impl Follower {
                     ));
                 }
                 FollowEvent::Command { name, result } => self.command_done(&name, result),
+                FollowEvent::Renewed { name, start, result } => {
+                    if let Some(code) = self.renewed(&name, &start, result)? {
+                        return Ok(code);
+                    }
+                }
                 // Its socket is gone with the VM, whose end an event reports.
                 FollowEvent::Console(Err(error))
                     if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {}
@@ -249,7 +275,11 @@ impl Follower {
                 keeps_writes,
                 ..
             } => {
-                return self.running(&name, &sandbox_missing, keeps_writes);
+                let start = StartReport {
+                    sandbox_missing,
+                    keeps_writes,
+                };
+                return self.runs(&name, start);
             }
             Event::FullDisks { name, disks } => {
                 // The terminal may be raw.
@@ -288,16 +318,45 @@ impl Follower {
         }
     }
 
-    fn running(&mut self, name: &str, missing: &[String], keeps_writes: bool) -> Result<Option<ExitCode>> {
+    /// A VM runs. One that has resumed from a template gets its identity before anything else.
+    fn runs(&mut self, name: &str, start: StartReport) -> Result<Option<ExitCode>> {
+        let unrenewed = self.vms.get_mut(name).and_then(|vm| {
+            let spec = vm.unrenewed.take()?;
+            Some((spec, vm.folder.clone()))
+        });
+        let Some(((spec, folder), parent)) = unrenewed.zip(self.parent.clone()) else {
+            return self.running(name, &start);
+        };
+        let (name, sender) = (name.to_owned(), self.sender.clone());
+        std::thread::spawn(move || {
+            let result = parent.renew(&name, &spec, &folder);
+            sender.send(FollowEvent::Renewed { name, start, result })
+        });
+        Ok(None)
+    }
+
+    /// A guest has its own identity. One that has got none must not serve, and ends with all of the command.
+    fn renewed(&mut self, name: &str, start: &StartReport, result: Result<()>) -> Result<Option<ExitCode>> {
+        if self.vms.get(name).is_some_and(|vm| vm.ended.is_some()) {
+            return Ok(None);
+        }
+        if let Err(error) = result {
+            self.lease.end();
+            return Err(error);
+        }
+        self.running(name, start)
+    }
+
+    fn running(&mut self, name: &str, report: &StartReport) -> Result<Option<ExitCode>> {
         let (alone, limit, seconds) = (self.alone(), self.boot_limit, self.start.elapsed().as_secs_f64());
         let Some(vm) = self.vms.get_mut(name) else {
             return Ok(None);
         };
-        vm.keeps_writes = keeps_writes;
+        vm.keeps_writes = report.keeps_writes;
         let is_first_boot = vm.running_s.is_none();
         if is_first_boot {
             vm.running_s = Some(seconds);
-            for line in missing {
+            for line in &report.sandbox_missing {
                 eprintln!("mirrorball: {name}: sandbox without {line}");
             }
             if let Some(promise) = &vm.promise {
