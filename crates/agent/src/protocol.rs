@@ -15,8 +15,8 @@
 //! `Refused` may replace any frame of the server, and is its last frame.
 //!
 //! An agent in a guest may be older than its client, and refuses a request that it does not know: one of the
-//! release before has neither exec-kept nor attach, and one of a release without warm starts neither is-up nor
-//! renew.
+//! release before has neither exec-kept nor attach, and one of a release without warm starts neither is-up
+//! nor renew.
 
 pub mod frame;
 
@@ -68,7 +68,8 @@ pub enum Request {
     Renew(Renewal),
 }
 
-/// The identity of a guest that resumed from a template: that of a clone, and all that a boot would have drawn.
+/// The identity of a guest that resumed from a template: that of a clone, and the ids that a boot would have
+/// drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Renewal {
     /// Name, addresses, random numbers and time.

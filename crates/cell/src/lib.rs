@@ -6,9 +6,8 @@
 //! [`opener`] where they are another user's. [`vm`] runs its shard
 //! ([`programs`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by
 //! its [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM from which others resume,
-//! [`snapshot`] such a VM in a directory,
-//! and [`template`] one from which VMs start warm. [`cluster`] has the cells under one name space, and [`remote`]
-//! the parts of a VM on other hosts.
+//! [`snapshot`] such a VM in a directory, and [`template`] one from which VMs start warm. [`cluster`] has the
+//! cells under one name space, and [`remote`] the parts of a VM on other hosts.
 
 mod adoption;
 mod affinity;

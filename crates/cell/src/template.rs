@@ -1,7 +1,7 @@
 //! Templates: snapshots of guests that have booted and that nobody has used, from which VMs start warm.
 //!
-//! [`Basis`] is all that a template stands on; its digest is the template's [`Key`]. [`TemplateStore`] has the
-//! templates of a user on disk (`docs/design/warm-starts.md`).
+//! [`Basis`] is all that a template stands on; its digest is the template's [`Key`]. [`TemplateStore`] has
+//! the templates of a user on disk (`docs/design/warm-starts.md`).
 
 mod basis;
 mod store;

@@ -11,8 +11,8 @@ pub struct TemplateUse {
     pub is_kept: bool,
 }
 
-/// Returns the templates to remove, by their places in the list, so that the rest takes `limit` bytes at most:
-/// the least recently used first. Those that are kept stay, even beyond the limit.
+/// Returns the templates to remove, by their places in the list, so that the rest takes `limit` bytes at
+/// most: the least recently used first. Those that are kept stay, even beyond the limit.
 pub fn to_remove(templates: &[TemplateUse], limit: u64) -> Vec<usize> {
     let sum = |bytes: u64, template: &TemplateUse| bytes.saturating_add(template.bytes);
     let mut left = templates.iter().fold(0, sum);
@@ -77,7 +77,7 @@ mod tests {
         /// The rest fits or is kept, none is removed without need, and each that stays was used as recently
         /// as each that goes.
         #[test]
-        fn what_stays_fits_and_was_used_last(
+        fn templates_that_stay_fit_or_are_kept_and_were_used_last(
             templates in proptest::collection::vec(any_template(), 0..12),
             limit in 0..600_u64,
         ) {

@@ -1,5 +1,5 @@
-//! Gives a guest that resumed from a template an identity of its own: that of a clone, and what a boot would
-//! have drawn: machine id, boot id, SSH host keys.
+//! Gives a guest that resumed from a template an identity of its own: that of a clone, and the ids and keys
+//! that a boot would have drawn: machine id, boot id, SSH host keys.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -24,7 +24,7 @@ const MACHINE_IDS: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
 /// Directory of the SSH host keys, relative to the root.
 const SSH: &str = "etc/ssh";
 
-/// Returns whether the guest has finished its start: what systemd reports, or true under another init, which
+/// Returns whether the guest has finished its start: by systemd's report, or true under another init, which
 /// has started the agent last.
 pub fn is_up() -> io::Result<bool> {
     if !Path::new(SYSTEMD).exists() {

@@ -50,7 +50,7 @@ struct Description {
 pub struct TemplateEntry {
     /// Its key.
     pub key: Key,
-    /// What it stands on.
+    /// Everything that it stands on.
     pub basis: Basis,
     /// Bytes of the disk that it takes.
     pub bytes: u64,
@@ -345,12 +345,13 @@ impl Making {
         self.folder.join(SNAPSHOT)
     }
 
-    /// What the template stands on.
+    /// Everything that the template stands on.
     pub fn basis(&self) -> &Basis {
         &self.basis
     }
 
-    /// Makes the written snapshot, which takes `bytes`, a template. All is on the disk before it has its name.
+    /// Makes the written snapshot, which takes `bytes`, a template. All of it is on the disk before it has
+    /// its name.
     pub fn publish(mut self, bytes: u64) -> Result<Template, TemplateError> {
         let path = self.folder.join(DESCRIPTION);
         let description = Description {

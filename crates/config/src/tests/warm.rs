@@ -1,4 +1,4 @@
-//! VMs that start warm: what a template can serve, and what it can't.
+//! VMs that start warm: the keys that a template can serve, and the others.
 
 use crate::{ConfigError, check, parse};
 

@@ -1,7 +1,7 @@
-//! What a VM may have that starts from a template.
+//! Keys of a VM that starts from a template.
 //!
-//! A template has booted with the image's kernel, the memory and the vCPUs, and at most one card in user mode.
-//! A key that would change the booted machine is refused by name: it must not be ignored.
+//! A template has booted with the image's kernel, the memory and the vCPUs, and at most one card in user
+//! mode. A key that would change the booted machine is refused by name: it must not be ignored.
 
 use crate::fault::{Fault, fault};
 use crate::vm::{NetKind, PagesSpec, ShareSpec, VmSpec};

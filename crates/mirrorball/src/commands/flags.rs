@@ -13,8 +13,8 @@ use super::execution_site::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "warm", "kernel", "cmdline", "cpus", "memory", "memory_nodes", "disk",
-        "folder", "net", "name",
+    #[arg(conflicts_with_all = ["image", "warm", "kernel", "cmdline", "cpus", "memory", "memory_nodes",
+        "disk", "folder", "net", "name",
         "sandbox", "pages", "share", "share_group", "cell", "cells", "span", "span_memory",
         "cpu_weight", "cpu_limit", "cpu_reservation", "memory_limit", "io_limit", "core_scheduling",
         "restart", "scratch_limit", "label", "resident", "paging_file", "paging_disk", "memory_min",

@@ -30,8 +30,9 @@ use crate::guest;
 
 /// Pause between two questions whether a guest is up.
 const UP_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Time limit for an agent to reply to a renewal: it may draw RSA keys, which takes seconds.
-const RENEWAL_LIMIT: Duration = Duration::from_secs(120);
+/// Time limit for an agent to reply to a renewal: it may draw RSA keys, which takes a minute
+/// in a lab.
+const RENEWAL_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit for an agent of a resumed guest to accept a connection.
 const AGENT_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for the end of the VM of which a template was made.
