@@ -41,6 +41,7 @@ const LONGEST_FIRST: &[&str] = &[
     "cycles",
     "composition",
     "clones",
+    "warm",
     "control",
     "span",
     "disks",

@@ -1,0 +1,279 @@
+//! Risk: a VM that starts warm has something of the template, or of another VM of it, that a boot would have
+//! drawn; or starts from a template of something else than it asks for.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use guest_tests::command::{BOOT_LIMIT, Call};
+use guest_tests::host::data_directory;
+use guest_tests::{Output, Scratch, Vm, mirrorball, wait};
+
+/// Time limit for a refusal, before any guest starts.
+const AT_ONCE: Duration = Duration::from_secs(20);
+/// Time limit of a command that makes a template.
+const MAKE_LIMIT: Duration = Duration::from_secs(400);
+
+/// A data directory of the test's own, so that its templates are, too.
+struct Data {
+    directory: PathBuf,
+}
+
+impl Data {
+    /// With the images of all tests.
+    fn with_images(scratch: &Scratch) -> Self {
+        let directory = scratch.join("data");
+        fs::create_dir(&directory).expect("a directory");
+        symlink(data_directory().join("images"), directory.join("images")).expect("a link");
+        Self { directory }
+    }
+
+    /// With an image `own`, which has the files of `tiny` and one more word on the command line.
+    fn with_own_image(scratch: &Scratch) -> Self {
+        let directory = scratch.join("data");
+        fs::create_dir(&directory).expect("a directory");
+        let data = Self { directory };
+        data.import("quiet");
+        data
+    }
+
+    fn import(&self, word: &str) {
+        let tiny = data_directory().join("images/tiny");
+        let text = fs::read(tiny.join("image.json")).expect("the record of tiny");
+        let record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        let file = |part: &str| tiny.join(record[part]["file"].as_str().expect("a name"));
+        let cmdline = format!("{} {word}", record["cmdline"].as_str().expect("words"));
+        self.call([
+            "image",
+            "import",
+            "--name",
+            "own",
+            "--cmdline",
+            &cmdline,
+            "--kernel",
+        ])
+        .args([file("kernel")])
+        .args(["--initrd"])
+        .args([file("initrd")])
+        .limit(BOOT_LIMIT)
+        .ok();
+    }
+
+    fn call<const N: usize>(&self, arguments: [&str; N]) -> Call {
+        mirrorball(arguments)
+            .env("MIRRORBALL_DATA", &self.directory)
+            .limit(MAKE_LIMIT)
+    }
+
+    /// Starts VMs warm, without a card; the VMs, and whether the command made a template.
+    fn start(&self, image: &str, name: &str, more: &[&str]) -> (Vec<Vm>, bool) {
+        let name = format!("t-{name}-{}", std::process::id());
+        let output = self
+            .call(["run", "--image", image, "--warm", "--detach", "--name", &name])
+            .args(more)
+            .ok();
+        let vms: Vec<Vm> = output.text().lines().map(Vm::named).collect();
+        assert!(!vms.is_empty(), "{output}");
+        (vms, output.errors().contains("making a template"))
+    }
+
+    fn templates(&self) -> Vec<serde_json::Value> {
+        let list = self.call(["image", "warm", "--list", "--json"]).ok().json();
+        list.as_array().expect("a list").clone()
+    }
+}
+
+/// Checks that `script` prints another text in each VM.
+#[track_caller]
+fn all_differ(vms: &[&Vm], script: &str) {
+    let texts: Vec<String> = vms.iter().map(|vm| vm.sh(script)).collect();
+    let different: BTreeSet<&String> = texts.iter().collect();
+    assert_eq!(different.len(), vms.len(), "{script}: {texts:?}");
+    assert!(
+        texts.iter().all(|text| text.trim().len() > 8),
+        "{script}: {texts:?}"
+    );
+}
+
+const TINY: [&str; 4] = ["--memory", "128M", "--net", "none"];
+
+/// Two commands start VMs from one template: each has its own name, random numbers and boot id, and none has
+/// booted. A command runs in such a VM; one that reboots boots.
+/// Promise SHARE-30.
+#[test]
+fn warm_starts_share_a_template_and_no_identity() {
+    let scratch = Scratch::new("warm");
+    let data = Data::with_images(&scratch);
+    let (mut vms, made) = data.start("tiny", "warm", &[&TINY[..], &["--count", "2"]].concat());
+    assert!(made, "the first start makes the template");
+    let (more, made) = data.start("tiny", "again", &TINY);
+    assert!(!made, "the second start finds it");
+    vms.extend(more);
+    let all: Vec<&Vm> = vms.iter().collect();
+    for vm in &all {
+        assert_eq!(vm.sh("hostname").trim(), vm.name());
+    }
+    all_differ(&all, "cat /proc/sys/kernel/random/boot_id");
+    all_differ(&all, "head -c 32 /dev/urandom | sha256sum");
+    all_differ(&all, "cat /proc/sys/kernel/random/uuid");
+    let templates = data.templates();
+    assert_eq!(templates.len(), 1, "{templates:?}");
+    assert_eq!(templates[0]["image"], "tiny");
+    let listed = mirrorball(["ps", "--json"]).ok().text();
+    assert!(
+        !listed.contains("template-"),
+        "the template's VM still runs: {listed}"
+    );
+
+    let ran = data
+        .call([
+            "run", "--image", "tiny", "--warm", "--memory", "128M", "--net", "none",
+        ])
+        .args(["--", "sh", "-c", "echo in the guest; exit 7"])
+        .run()
+        .expect(7);
+    assert_eq!(ran.text(), "in the guest\n");
+
+    let first = &vms[0];
+    let before = first.sh("cat /proc/sys/kernel/random/boot_id");
+    mirrorball(["reset", first.name()]).ok();
+    wait::until("the guest to boot", BOOT_LIMIT, || {
+        let id = first.exec(["cat", "/proc/sys/kernel/random/boot_id"]).run();
+        (id.status == 0 && id.text() != before).then_some(())
+    });
+}
+
+/// Promise SHARE-31.
+#[test]
+fn template_of_a_changed_damaged_or_removed_image_is_not_used() {
+    let scratch = Scratch::new("stale");
+    let data = Data::with_own_image(&scratch);
+    let (vms, made) = data.start("own", "first", &TINY);
+    assert!(made);
+    let old = data.templates();
+    drop(vms);
+
+    // Cut off, as by a host that lost its power.
+    let key = old[0]["key"].as_str().expect("a key");
+    let memory = data.directory.join("templates").join(key).join("snapshot/memory");
+    fs::File::options()
+        .write(true)
+        .open(memory)
+        .and_then(|memory| memory.set_len(4096))
+        .expect("a shorter file");
+    let (vms, made) = data.start("own", "second", &TINY);
+    assert!(made, "a damaged template is made again");
+    assert_eq!(vms[0].sh("echo alive").trim(), "alive");
+    drop(vms);
+
+    data.call(["image", "rm", "own"]).ok();
+    assert!(data.templates().is_empty(), "the image's templates go with it");
+    data.import("quiet debug");
+    let (vms, made) = data.start("own", "third", &TINY);
+    assert!(made);
+    assert!(vms[0].sh("cat /proc/cmdline").contains("quiet debug"));
+    let new = data.templates();
+    assert_eq!(new.len(), 1);
+    assert_ne!(new[0]["key"], old[0]["key"]);
+    let new = new[0]["key"].as_str().expect("a key");
+    data.call(["image", "warm", "--remove", new]).ok();
+    assert!(data.templates().is_empty());
+    // The VM has the removed files open.
+    assert_eq!(vms[0].sh("echo alive").trim(), "alive");
+}
+
+/// A template that is beyond the limit of space makes the least recently used ones go.
+#[test]
+fn least_recently_used_template_makes_room() {
+    let scratch = Scratch::new("room");
+    let data = Data::with_images(&scratch);
+    let limit = scratch.write("host.toml", "template_limit = \"1M\"\n");
+    let warm = |memory: &str| -> Output {
+        data.call(["image", "warm", "tiny", "--no-net", "--memory", memory])
+            .env("MIRRORBALL_HOST_FILE", &limit)
+            .ok()
+    };
+    let first = warm("128M").text();
+    let second = warm("130M");
+    assert!(second.errors().contains(first.trim()), "{second}");
+    let left = data.templates();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(left[0]["key"], second.text().trim());
+}
+
+/// Five Debian VMs of one template have nothing in common that a boot draws.
+/// Promise SHARE-32.
+#[test]
+fn five_warm_debians_share_no_random_numbers_and_no_ids() {
+    let scratch = Scratch::new("warm-debian");
+    let data = Data::with_images(&scratch);
+    let (vms, made) = data.start("debian-12", "five", &["--memory", "256M", "--count", "5"]);
+    assert!(made);
+    let all: Vec<&Vm> = vms.iter().collect();
+    for vm in &all {
+        assert_eq!(vm.sh("hostname").trim(), vm.name());
+        let state = vm.exec(["systemctl", "is-system-running"]).run().text();
+        assert!(["running", "degraded"].contains(&state.trim()), "{state}");
+    }
+    for script in [
+        "cat /etc/machine-id",
+        "cat /proc/sys/kernel/random/boot_id",
+        "head -c 32 /dev/urandom | sha256sum",
+        "cat /sys/class/net/e*/address",
+    ] {
+        all_differ(&all, script);
+    }
+    let host = Call::new("date").args(["+%s"]).ok().text();
+    let host: i64 = host.trim().parse().expect("seconds");
+    for vm in &all {
+        let guest: i64 = vm.sh("date +%s").trim().parse().expect("seconds");
+        assert!((guest - host).abs() < 120, "{guest} and {host}");
+    }
+}
+
+/// Promise SHARE-33.
+#[test]
+fn option_that_a_template_cannot_serve_is_refused_by_name_before_anything_starts() {
+    let scratch = Scratch::new("refused");
+    let data = Data::with_own_image(&scratch);
+    let disk = scratch.sparse("a.raw", 1 << 20);
+    let disk = disk.to_str().expect("a path");
+    for (words, named) in [
+        (&["--image", "own", "--disk", disk][..], "--disk"),
+        (&["--image", "own", "--cmdline", "debug"], "--cmdline"),
+        (&["--image", "own", "--pages", "thp"], "--pages"),
+        (&["--image", "own", "--net", "subnet"], "--net"),
+        (&["--image", "own", "--share", "never"], "--share"),
+        (&["--kernel", disk], "--warm"),
+        (&["--image", "nothing"], "no image nothing"),
+    ] {
+        let output = data
+            .call(["run", "--warm"])
+            .args(words)
+            .limit(AT_ONCE)
+            .run()
+            .expect(1);
+        assert!(output.errors().contains(named), "{named}: {output}");
+    }
+    let file = |name: &str, text: &str| {
+        let text = format!("name = \"{name}\"\nimage = \"own\"\nnets = []\n{text}");
+        scratch.write(&format!("{name}.toml"), text)
+    };
+    let (warm, cold) = (file("warm", "warm = true"), file("cold", ""));
+    let mixed = |files: [&Path; 2]| data.call(["run"]).args(files).limit(AT_ONCE).run().expect(1);
+    assert!(
+        mixed([&warm, &cold])
+            .errors()
+            .contains("cold: it can't start from the template of warm")
+    );
+    let defined = data
+        .call(["vm", "define"])
+        .args([&warm])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    assert!(defined.errors().contains("a defined VM boots"), "{defined}");
+    assert!(data.templates().is_empty());
+}
