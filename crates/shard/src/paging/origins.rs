@@ -4,6 +4,7 @@
 //! an image get that place as their origin. An origin is a hint: the page is compared with the image before
 //! it leaves memory in its favour.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use diskstore::disk::{Origin, Segments, Store};
@@ -93,9 +94,9 @@ impl PageOrigins {
 impl Paging {
     /// Records the origin of the pages from `page` on.
     fn set_origins(&self, page: u64, run: Run) {
-        for start in (0..run.pages).step_by(RECORD_PAGES as usize) {
+        for hold in holds(run.pages) {
             let State { set, slots, .. } = &mut *self.state();
-            for index in start..run.pages.min(start + RECORD_PAGES) {
+            for index in hold {
                 let slot = slots.images().slot(run.image.into(), run.first + index);
                 let (Some(slot), Ok(page)) = (slot, u32::try_from(page + index)) else {
                     continue;
@@ -106,4 +107,10 @@ impl Paging {
             }
         }
     }
+}
+
+/// Divides the pages of a run into those that are recorded under one hold of the lock.
+pub(super) fn holds(pages: u64) -> impl Iterator<Item = Range<u64>> {
+    let starts = (0..pages).step_by(RECORD_PAGES as usize);
+    starts.map(move |start| start..pages.min(start + RECORD_PAGES))
 }

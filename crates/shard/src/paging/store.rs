@@ -217,6 +217,7 @@ fn offset_of(slot: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::images::DiskImage;
     use super::*;
 
     #[test]
@@ -242,5 +243,32 @@ mod tests {
         file.set_len(7 * PAGE_LEN as u64 + 9).unwrap();
         let error = store.read(6, &seals[2..], &mut one).unwrap_err().to_string();
         assert!(error.ends_with("at byte 28681: the file ends there"), "{error}");
+    }
+    #[test]
+    fn page_of_an_image_that_cannot_be_read_differs() {
+        let image = tempfile::tempfile().unwrap();
+        let page = [7; PAGE_LEN];
+        image.write_all_at(&page, PAGE_LEN as u64).unwrap();
+        let of_disk = DiskImage {
+            file: image.try_clone().unwrap(),
+            disk: "vda".to_owned(),
+        };
+        let paging_file = Box::new(tempfile::tempfile().unwrap());
+        let store = PageStore::new(paging_file, "/x/paging".to_owned()).unwrap();
+        let store = store.with_images(Images::new(10, vec![of_disk]).unwrap());
+        let slot = store.images().slots().slot(0, 1).unwrap();
+        let mut scratch = [0; PAGE_LEN];
+        let mut is_content = |page| {
+            let seal = Seal::default();
+            store.is_content(slot, &seal, page, &mut scratch).unwrap()
+        };
+        assert!(is_content(&page));
+        assert!(!is_content(&[8; PAGE_LEN]));
+        assert!(is_content(&page));
+        // The buffer still has the bytes of the last read.
+        for bytes in [2 * PAGE_LEN - 1, PAGE_LEN] {
+            image.set_len(bytes as u64).unwrap();
+            assert!(!is_content(&page), "the image has {bytes} bytes");
+        }
     }
 }

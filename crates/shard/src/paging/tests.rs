@@ -16,6 +16,7 @@ use super::*;
 use crate::kind::VmKind;
 use crate::virtio::balloon::{PlainRelease, Release};
 
+mod origins;
 mod read_back;
 
 #[test]

@@ -1,6 +1,7 @@
 //! Pages of the guest that came from the paging file, and the paging disk.
 
 use super::*;
+use crate::paging::rig::MIB;
 
 #[test]
 fn page_that_was_read_back_moves_to_the_disk_without_io_until_it_is_changed() {
@@ -88,6 +89,46 @@ fn page_that_is_swapped_in_alone_takes_no_fault() {
     rig.check(UNUSED + 512, 1000 + u64::from(FREE + page(0)));
     rig.settle();
     assert!(rig.end.cause().is_none());
+}
+
+#[test]
+fn no_page_is_read_at_once_while_memory_is_1_mib_over_its_limit() {
+    let (rig, mut driver) = driver();
+    rig.fill_from(FREE);
+    driver.swap_out(0, FREE, 512);
+    rig.settle();
+    warm_up(&mut driver);
+    rig.settle();
+    // Without an instant without I/O nothing leaves memory.
+    rig.quiescer.io_started();
+    let over = || {
+        (rig.number("/resident_bytes") + rig.number("/second_chance_bytes") + rig.number("/read_ahead_bytes"))
+            .saturating_sub(rig.number("/limit_bytes"))
+    };
+    for page in UNUSED + 100.. {
+        if over() == MIB {
+            break;
+        }
+        rig.write(page, 5);
+    }
+    let read = rig.number("/disk/read_at_once_bytes");
+    driver.swap_in(0, UNUSED, 1);
+    assert_eq!(rig.number("/disk/read_at_once_bytes"), read + PAGE, "at the mark");
+    assert_eq!(over(), MIB + PAGE);
+    for page in 1..4 {
+        driver.swap_in(page, UNUSED + page, 1);
+    }
+    assert_eq!(
+        rig.number("/disk/read_at_once_bytes"),
+        read + PAGE,
+        "{}",
+        rig.paging.status()
+    );
+    rig.quiescer.io_done();
+    rig.settle();
+    (0..4).for_each(|page| rig.check(UNUSED + page, 1000 + u64::from(FREE + page)));
+    driver.swap_in(4, UNUSED + 4, 1);
+    assert_eq!(rig.number("/disk/read_at_once_bytes"), read + 2 * PAGE);
 }
 
 #[test]
