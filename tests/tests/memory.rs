@@ -182,12 +182,14 @@ fn pages_that_guests_read_from_an_image_come_back_whole() {
         let before = paging();
         assert_eq!(sum(), first);
         let after = paging();
-        let read = number(&after, "/images/read_bytes") - number(&before, "/images/read_bytes");
-        assert!(read >= disk_bytes / 2, "{before:#} then {after:#}");
-        assert!(
-            number(&after, "/images/left_bytes") >= disk_bytes / 2,
-            "{after:#}"
-        );
+        let grew = |counter| number(&after, counter) - number(&before, counter);
+        let [read, left, written] = ["/images/read_bytes", "/images/left_bytes", "/written_bytes"].map(grew);
+        // Pages that the first pass had left in memory leave, and those that came back leave again.
+        for bytes in [read, left] {
+            assert!(bytes >= disk_bytes * 3 / 4, "{before:#} then {after:#}");
+        }
+        // Some are of the guest's kernel. Measured in a lab host, 2026-11-28: 1.8 MiB.
+        assert!(written <= disk_bytes / 8, "{before:#} then {after:#}");
         (vm, first)
     });
     assert_eq!(sums[0].1, sums[1].1, "they read one image");
