@@ -238,6 +238,7 @@ fn record(
         Some(HostPlace {
             cell: place.cell(),
             limits,
+            resident_max_bytes: spec.is_trimmable().then(|| spec.resident_max().0),
         })
     });
     // Cells of this user's cluster, which serve the VM, and on which it depends.

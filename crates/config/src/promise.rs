@@ -42,6 +42,16 @@ impl VmSpec {
         }
     }
 
+    /// Memory that a cluster of another user counts for the VM. The VM's own user's processes trim it, so its
+    /// control group has what is counted, and the VM may need all that it may have in memory: `resident` and
+    /// the states of its pages if it says that it can be trimmed, else all of its memory.
+    pub fn counted_for_others(&self) -> Size {
+        match self.is_trimmable() {
+            true => Size(self.resident_max().0.saturating_add(self.page_states_bytes())),
+            false => self.memory,
+        }
+    }
+
     /// Whether the host may keep less of the VM in memory than the VM has: it is paged, and says how much of
     /// it is promised.
     pub fn is_trimmable(&self) -> bool {
@@ -103,6 +113,7 @@ mod tests {
             (Size(128 * MIB), Size(512 * MIB))
         );
         assert_eq!((paged.worst(), paged.is_trimmable()), (Size(197 * MIB), false));
+        assert_eq!(paged.counted_for_others(), Size(512 * MIB));
         // Memory that is not paged can't be taken back.
         let part = spec("memory = \"512M\"\nmemory_min = \"128M\"\n");
         assert_eq!(
@@ -127,6 +138,8 @@ mod tests {
             (Size(0), 1000)
         );
         assert_eq!(spec_of("1G").counted(), Size(1064 * MIB));
+        // Another user's cluster does not rely on a trim.
+        assert_eq!(spec_of("256M").counted_for_others(), Size(1064 * MIB));
     }
 
     #[test]

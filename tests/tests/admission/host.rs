@@ -109,7 +109,12 @@ impl Host {
 
     /// The start of a VM of 64 MiB and a vCPU by a user, or by root.
     pub fn run(&self, uid: u32, name: &str, more: &[&str]) -> Call {
-        let run = ["run", "-d", "--net", "none", "--memory", "64M", "--kernel"];
+        self.run_with_memory(uid, name, "64M", more)
+    }
+
+    /// The start of a VM of this memory and a vCPU.
+    pub fn run_with_memory(&self, uid: u32, name: &str, memory: &str, more: &[&str]) -> Call {
+        let run = ["run", "-d", "--net", "none", "--memory", memory, "--kernel"];
         let arguments = run.into_iter().chain([text_of(&self.guest), "--name", name]);
         let arguments = arguments.chain(more.iter().copied());
         match uid {

@@ -4,6 +4,7 @@
 //! The users are numbers without accounts. Their guests halt at once, so most of a test is commands.
 
 mod host;
+mod paged;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -185,11 +185,10 @@ fn begin_of_cells(files: &Files, host: &AdmitVm) -> Result<Reservation, Reservat
 
 /// Requests a place from root's cluster; none where there is none, or it does not admit this user.
 ///
-/// It counts all of a VM's memory: the group of a user's VM is limited to what is counted, and a VM that can
-/// be trimmed may have more than its promise.
+/// It counts all that a VM may have in memory: the group of a user's VM is limited to what is counted.
 fn begin_at_host(host: &AdmitVm, spec: &VmSpec) -> Result<Option<Reservation>, ReservationError> {
     let share = VmShare {
-        memory_bytes: spec.memory.0,
+        memory_bytes: spec.counted_for_others().0,
         ..host.share
     };
     let host = &AdmitVm {

@@ -108,6 +108,7 @@ impl VmHandle {
                 "its memory is not paged, and can't be from now on; help: start it with `resident`",
             ));
         }
+        check_place(record, resident)?;
         let is_trimmed = |limit: u64| limit < record.spec.resident_max().0;
         let lowered = self.state().resident.wanted.filter(|limit| is_trimmed(*limit));
         let bytes = lowered.map_or(resident.0, |limit| limit.min(resident.0));
@@ -151,6 +152,19 @@ impl VmHandle {
             status["why"] = why.into();
         }
         Some(status)
+    }
+}
+
+/// Checks that the control group of a place in the host's cluster has room for a limit.
+fn check_place(record: &Record, resident: Size) -> io::Result<()> {
+    let most = record.host_place.and_then(|place| place.resident_max_bytes);
+    let wanted = resident.min(record.spec.memory);
+    match most.map(Size) {
+        Some(most) if wanted > most => Err(io::Error::other(format!(
+            "its place in the host's cluster has memory for {most}, not for {wanted}; help: start the VM \
+             with a larger `resident`"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -1,8 +1,9 @@
 use std::process::Command;
 
 use config::Size;
+use registry::cluster::admission::Limits;
 use registry::update::Update;
-use registry::vms::{Record, Registry};
+use registry::vms::{HostPlace, Record, Registry};
 use serde_json::json;
 use shard_api::control::ControlSocket;
 use shard_api::launch::{NumberedOrder, OrderId};
@@ -256,6 +257,46 @@ fn recorded(handle: &VmHandle, directory: &std::path::Path, keys: &str) {
     let record = Record::new("vm".to_owned(), spec, 3);
     // The record stays until the directory goes.
     std::mem::forget(handle.recorder().begin(entry, record).unwrap());
+}
+
+#[test]
+fn limit_of_a_vm_in_another_users_cluster_stays_within_its_place() {
+    let (handle, shard, orders) = hung();
+    let directory = tempfile::tempdir().unwrap();
+    recorded(
+        &handle,
+        directory.path(),
+        "resident = \"128M\"\nmemory_min = \"32M\"\n",
+    );
+    handle.state().runs = true;
+    handle.recorder().change(|record| {
+        record.host_place = Some(HostPlace {
+            cell: 1,
+            limits: Limits::Group,
+            resident_max_bytes: Some(128 << 20),
+        });
+    });
+    let update = |mib: u64| Update {
+        resident: Some(Size(mib << 20)),
+        ..Update::default()
+    };
+    let refused = handle.update(&update(129)).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "its place in the host's cluster has memory for 128M, not for 129M; help: start the VM with a larger \
+         `resident`"
+    );
+    for mib in [64, 128] {
+        std::thread::scope(|scope| {
+            let updating = scope.spawn(|| handle.update(&update(mib)));
+            let order = next_order(&orders).unwrap();
+            handle.state().note_answer(order.id, Answer::Done);
+            handle.changed();
+            updating.join().unwrap().unwrap();
+            assert_eq!(resident_limit(&order), mib << 20);
+        });
+    }
+    shard.kill();
 }
 
 #[test]

@@ -199,6 +199,9 @@ pub struct HostPlace {
     pub cell: u16,
     /// Enforcement of the cell's CPU and memory limits.
     pub limits: Limits,
+    /// Greatest `resident` for which the counted memory has room, bytes; none if all memory is counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident_max_bytes: Option<u64>,
 }
 
 /// State of a VM's vCPUs.
