@@ -17,9 +17,10 @@ use std::sync::Arc;
 pub use counters::Counters;
 
 use self::current::Current;
+use self::gang_calls::Calls;
 use self::seen::{Given, Heard, Seen};
 use super::clock::Clock;
-use super::entitlement::Class;
+use super::entitlement::{Class, period};
 use super::entry::{VcpuEntry, VcpuState};
 use super::gang::{self, Candidate, Gang};
 use super::idle_balancer::{self, Search};
@@ -31,10 +32,13 @@ use super::topology::Topology;
 use super::tunables::Tunables;
 use super::view::View;
 use super::word::{Mode, Word, beat_ms};
-use super::{CpuId, Nanos, VcpuId};
+use super::{CpuId, Nanos, VcpuId, VmId};
 
 /// Least time until the timer. Ours: far below all times of the schedule.
 const TIMER_MIN: Nanos = 1_000;
+
+/// Ticks after which a driver reads no older entry. Ours: the three by which a view may be stale, and one.
+const LAG_MAX_TICKS: Nanos = 4;
 
 /// Transfer that this driver has requested.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +84,7 @@ pub struct Driver {
     branch: Branch,
     heard: Heard,
     given: Given,
+    calls: Calls,
     pulls: Vec<Pull>,
     candidates: Vec<Candidate>,
     pass: Pass,
@@ -112,6 +117,7 @@ impl Driver {
             branch: Branch::default(),
             heard: Heard::default(),
             given: Given::default(),
+            calls: Calls::default(),
             pulls: Vec::new(),
             candidates: Vec::new(),
             pass: Pass::default(),
@@ -346,6 +352,10 @@ impl Driver {
             out.push(Effect::Run(vcpu));
         }
         self.publish_word(now, view, false, out);
+        if now >= self.next_tick && self.calls.begin_tick() {
+            // The CPUs that got no call since the last tick get one now.
+            started = self.running().map(|(vcpu, mode)| (vcpu.vm, mode));
+        }
         if let Some((vm, Mode::Entitled)) = started {
             self.call_gang(vm, false, begin, now, view, out);
         }
@@ -371,8 +381,8 @@ impl Driver {
         if !self.is_online {
             return None;
         }
-        let seen = sight!(self, view);
         self.candidates.clear();
+        let seen = sight!(self, view);
         for (slot, queued) in self.queue.slots().iter().enumerate() {
             if !queued.entry.state.is_gated() {
                 continue;
@@ -387,6 +397,14 @@ impl Driver {
                 has_spun: queued.has_spun,
             });
         }
+        let (number, lag) = self.period_and_lag(now);
+        for one in &mut self.candidates {
+            let seen = &mut self.queue.slots_mut()[one.slot].seen;
+            seen.note(number, one.gang.used_us, one.gang.rank.vtime, now, lag);
+            one.gang
+                .raise(seen.used_us(number), seen.vtime(now, lag), &self.tunables);
+        }
+        let seen = sight!(self, view);
         let (slot, mode) = gang::choose(&seen, &mut self.candidates, self.cpu, now, &self.tunables)?;
         // The virtual time of a VM that spans cells has no part in the order.
         if mode == Mode::Entitled
@@ -396,6 +414,23 @@ impl Driver {
             self.virtual_clock = self.virtual_clock.max(chosen.gang.rank.vtime);
         }
         Some((self.queue.slots()[slot].vcpu, mode))
+    }
+
+    /// A VM of the queue in this driver's view, with the greatest times that it has seen.
+    fn gang(&self, vm: VmId, now: Nanos, view: &impl View) -> Gang {
+        let mut gang = Gang::of(&sight!(self, view), vm, now, &self.tunables);
+        if let Some(queued) = self.queue.slots().iter().find(|one| one.vcpu.vm == vm) {
+            let (number, lag) = self.period_and_lag(now);
+            let seen = &queued.seen;
+            gang.raise(seen.used_us(number), seen.vtime(now, lag), &self.tunables);
+        }
+        gang
+    }
+
+    /// Number of the entitlement period, and an age that no entry of it has.
+    fn period_and_lag(&self, now: Nanos) -> (u32, Nanos) {
+        let number = period(now, self.tunables.entitlement_period_ns);
+        (number, LAG_MAX_TICKS * self.tunables.tick_ns)
     }
 
     /// Looks for a vCPU of another CPU that can run here with its VM.
@@ -446,7 +481,7 @@ impl Driver {
             ..Word::default()
         };
         if let Some(current) = self.current {
-            let gang = Gang::of(&sight!(self, view), current.vcpu.vm, now, &self.tunables);
+            let gang = self.gang(current.vcpu.vm, now, view);
             word.mode = current.mode;
             word.vm = current.vcpu.vm;
             word.class = gang.rank.class;

@@ -39,6 +39,8 @@ pub struct Gang {
     pub ungated: u16,
     /// Whether two busy vCPUs are on one CPU, so that they can't run together.
     pub is_doubled: bool,
+    /// CPU time of its vCPUs in this period, microseconds.
+    pub used_us: u64,
     /// Whether it has reached its cap.
     pub is_throttled: bool,
     /// CPU time up to its cap in this period, microseconds, if it has a cap.
@@ -70,17 +72,35 @@ impl Gang {
         }
         // A part may be negative after an adjustment. A sum is that only while another part is stale.
         rank.vtime = rank.vtime.cast_signed().max(0).cast_unsigned();
-        let standing = Standing::of(&terms, used_us, tunables.entitlement_period_ns);
-        rank.class = standing.class;
-        Self {
+        let mut gang = Self {
             rank,
             terms,
             busy,
             ungated,
             is_doubled,
-            is_throttled: standing.is_throttled,
-            left_us: standing.left_us,
+            used_us,
+            is_throttled: false,
+            left_us: None,
+        };
+        gang.set_standing(tunables);
+        gang
+    }
+
+    /// Counts at least so much time as used in this period, and as virtual time.
+    pub fn raise(&mut self, used_us: u64, vtime: Nanos, tunables: &Tunables) {
+        self.rank.vtime = self.rank.vtime.max(vtime);
+        if used_us > self.used_us {
+            self.used_us = used_us;
+            self.set_standing(tunables);
         }
+    }
+
+    /// Its class and its cap by the time that it has used.
+    fn set_standing(&mut self, tunables: &Tunables) {
+        let standing = Standing::of(&self.terms, self.used_us, tunables.entitlement_period_ns);
+        self.rank.class = standing.class;
+        self.is_throttled = standing.is_throttled;
+        self.left_us = standing.left_us;
     }
 
     /// Number of its vCPUs that use CPU time.

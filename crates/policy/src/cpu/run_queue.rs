@@ -25,6 +25,51 @@ pub struct Queued {
     pub tried: u16,
     /// Whether it halts so often that it runs without its gang.
     pub halt_rate: HaltRate,
+    /// Its VM's times, as far as the driver has seen them.
+    pub seen: SeenTimes,
+}
+
+/// The greatest times of a VM that a driver has seen.
+///
+/// Entries are read as they are, older ones after newer ones too. A driver that believed each of them would
+/// have a VM now before and now behind another one, or its reservation, and change its choice each time.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct SeenTimes {
+    period: u32,
+    used_us: u64,
+    vtime: Nanos,
+    /// Time at which `vtime` was seen last.
+    at: Nanos,
+}
+
+impl SeenTimes {
+    /// The most CPU time that was seen in an entitlement period, microseconds. It only grows within one.
+    pub fn used_us(&self, period: u32) -> u64 {
+        if self.period == period { self.used_us } else { 0 }
+    }
+
+    /// The greatest virtual time that was seen within `lag`, which is the greatest age of an entry.
+    pub fn vtime(&self, now: Nanos, lag: Nanos) -> Nanos {
+        if now.saturating_sub(self.at) < lag {
+            self.vtime
+        } else {
+            0
+        }
+    }
+
+    /// Notes the times of an entitlement period.
+    pub fn note(&mut self, period: u32, used_us: u64, vtime: Nanos, now: Nanos, lag: Nanos) {
+        self.used_us = used_us.max(self.used_us(period));
+        self.period = period;
+        if vtime >= self.vtime(now, lag) {
+            (self.vtime, self.at) = (vtime, now);
+        }
+    }
+
+    /// Forgets the virtual time, which is about to fall.
+    pub fn forget_vtime(&mut self) {
+        self.vtime = 0;
+    }
 }
 
 impl Queued {
@@ -48,6 +93,7 @@ impl Queued {
             held_until: 0,
             tried: 0,
             halt_rate: HaltRate::new(entry.state == VcpuState::Ungated),
+            seen: SeenTimes::default(),
         }
     }
 }

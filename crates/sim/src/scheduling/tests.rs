@@ -1,4 +1,5 @@
 mod reservations;
+mod storms;
 
 use policy::cpu::gang::Gang;
 use policy::cpu::message::{Event, Refusal};

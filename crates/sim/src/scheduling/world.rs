@@ -30,6 +30,10 @@ use crate::{MILLISECOND, SECOND, Time};
 /// Time of the drivers' clock at the start: a host has run for a day, so that a jump back has room.
 const CLOCK_START_NS: i64 = 86_400 * SECOND as i64;
 
+/// Messages from one driver to another between two ticks, on the average over all pairs, from which they are
+/// a storm. Ours: twice what the calls of gangs and their answers may be, and as much for all others.
+const MESSAGES_MAX: u64 = 64;
+
 /// A future event.
 #[derive(Debug)]
 enum Step {
@@ -83,6 +87,10 @@ pub struct World {
     pub refused: Vec<(VcpuId, Refusal)>,
     /// Messages between drivers.
     pub messages: u64,
+    /// The most messages between two ticks so far.
+    pub messages_of_a_tick: u64,
+    /// Messages at the last tick.
+    messages_before: u64,
     /// First rule that was broken.
     pub violation: Option<String>,
     /// CPUs without a driver's thread until a time.
@@ -122,6 +130,8 @@ impl World {
             moves: Vec::new(),
             refused: Vec::new(),
             messages: 0,
+            messages_of_a_tick: 0,
+            messages_before: 0,
             violation: None,
             stalled: HashMap::new(),
             skew_ns: CLOCK_START_NS,
@@ -300,6 +310,7 @@ impl World {
             Step::Wake(vcpu) => self.wake(vcpu),
             Step::Reschedule => self.reschedule_in_time(),
             Step::Tick => {
+                self.messages_before = self.messages;
                 self.history.tick();
                 self.send_samples();
                 self.check();
@@ -348,7 +359,7 @@ impl World {
                 }
             }
             Effect::Send { to, message } => {
-                self.messages += 1;
+                self.count_message();
                 let last = self.delivered.entry((cpu, to)).or_default();
                 let jitter = self.chance.below(self.costs.message_ns / 2 + 1);
                 *last = (self.now + self.costs.message_ns + jitter).max(*last);
@@ -362,6 +373,18 @@ impl World {
             }
             Effect::Refused(vcpu, refusal) => self.refused.push((vcpu, refusal)),
             Effect::Word(_) | Effect::Entry(..) | Effect::Slot(..) | Effect::Load { .. } => {}
+        }
+    }
+
+    /// Counts a message. Messages that multiply without bound would keep virtual time from passing.
+    fn count_message(&mut self) {
+        self.messages += 1;
+        let of_tick = self.messages - self.messages_before;
+        self.messages_of_a_tick = self.messages_of_a_tick.max(of_tick);
+        let pairs = (self.drivers.len() as u64).pow(2);
+        if of_tick > MESSAGES_MAX * pairs {
+            let at = self.now / MILLISECOND;
+            self.violation = Some(format!("{of_tick} messages between two ticks at {at} ms"));
         }
     }
 

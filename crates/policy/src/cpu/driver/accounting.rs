@@ -119,6 +119,7 @@ impl Driver {
             && let Some(queued) = self.queue.find_mut(vcpu)
         {
             queued.entry.vtime = queued.entry.vtime.wrapping_add(wanted.wrapping_sub(vtime));
+            queued.seen.forget_vtime();
             out.push(Effect::Entry(vcpu, queued.entry));
         }
     }

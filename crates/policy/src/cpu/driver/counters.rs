@@ -18,6 +18,8 @@ pub struct Counters {
     pub stragglers: u64,
     /// Requests to other drivers to run the algorithm again.
     pub reconsiders: u64,
+    /// Requests that it left out until the next tick, because it had sent the CPU many.
+    pub calls_left_out: u64,
     /// vCPUs that came, by kind of move.
     pub moves: [u64; 3],
     /// Moves refused to it or by it, by [`Refusal`].

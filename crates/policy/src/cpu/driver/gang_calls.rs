@@ -1,13 +1,50 @@
 //! The other CPUs of a gang: which of them a driver asks to choose again, and which of them have not
 //! followed.
+//!
+//! A call makes its receiver choose, and that choice may make calls. Where each driver reads another age of
+//! the state, choices may change without an end, and one call may cause several. So a driver sends each CPU
+//! [`CALLS_MAX`] calls between two ticks at most. Those that it leaves out are made up for at the tick.
 
 use super::super::entry::VcpuState;
 use super::super::gang::{self, Gang};
 use super::super::message::{Effect, Message};
 use super::super::view::View;
 use super::super::word::Mode;
-use super::super::{MILLISECOND, Nanos, VcpuId, VmId};
+use super::super::{CpuId, MILLISECOND, Nanos, VcpuId, VmId};
 use super::{Driver, Seen, sight};
+
+/// Calls that a driver sends to one CPU between two ticks at most. Ours: three times the most that simulated
+/// machines need, whose drivers wake and halt at random.
+pub const CALLS_MAX: u8 = 16;
+
+/// Calls that a driver has sent since its last tick.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// By the number of the receiver.
+    sent: Vec<u8>,
+    /// Whether one was left out.
+    is_short: bool,
+}
+
+impl Calls {
+    /// Counts a call to a CPU. Returns whether it may be sent.
+    fn take(&mut self, to: CpuId) -> bool {
+        if self.sent.len() <= to.index() {
+            self.sent.resize(to.index() + 1, 0);
+        }
+        let sent = &mut self.sent[to.index()];
+        let may = *sent < CALLS_MAX;
+        *sent = sent.saturating_add(1);
+        self.is_short |= !may;
+        may
+    }
+
+    /// Begins a tick. Returns whether a call was left out in the last one.
+    pub(super) fn begin_tick(&mut self) -> bool {
+        self.sent.fill(0);
+        std::mem::take(&mut self.is_short)
+    }
+}
 
 impl Driver {
     /// Sends to the CPUs of a VM: on a start to those that do not run it yet (section 4.3, step 2), on a
@@ -34,7 +71,10 @@ impl Driver {
             let word = seen.word(entry.cpu);
             let runs = word.mode == Mode::Entitled && word.vm == vm;
             let has_message = |effect: &Effect| matches!(effect, Effect::Send { to, .. } if *to == entry.cpu);
-            if runs == is_displaced && !out[begin..].iter().any(has_message) {
+            if runs != is_displaced || out[begin..].iter().any(has_message) {
+                continue;
+            }
+            if self.calls.take(entry.cpu) {
                 let message = Message::Reconsider {
                     vm,
                     is_displaced,
@@ -45,6 +85,8 @@ impl Driver {
                     message,
                 });
                 self.counters.reconsiders += 1;
+            } else {
+                self.counters.calls_left_out += 1;
             }
         }
     }

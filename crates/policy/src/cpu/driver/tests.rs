@@ -1,3 +1,4 @@
+mod calls;
 mod ungated;
 
 use super::super::message::Refusal;
