@@ -88,7 +88,7 @@ pub struct Driver {
     pulls: Vec<Pull>,
     candidates: Vec<Candidate>,
     pass: Pass,
-    /// Greatest virtual time at which a VM was chosen here.
+    /// Virtual time of the CPU, to which VMs that wake are raised.
     virtual_clock: Nanos,
     next_tick: Nanos,
     next_search: Nanos,
@@ -406,14 +406,26 @@ impl Driver {
         }
         let seen = sight!(self, view);
         let (slot, mode) = gang::choose(&seen, &mut self.candidates, self.cpu, now, &self.tunables)?;
-        // The virtual time of a VM that spans cells has no part in the order.
-        if mode == Mode::Entitled
-            && let Some(chosen) = self.candidates.iter().find(|one| one.slot == slot)
-            && chosen.gang.rank.class != Class::Windowed
-        {
-            self.virtual_clock = self.virtual_clock.max(chosen.gang.rank.vtime);
+        if mode == Mode::Entitled {
+            self.advance_virtual_clock(slot);
         }
         Some((self.queue.slots()[slot].vcpu, mode))
+    }
+
+    /// Raises the CPU's virtual time to that of the chosen VM.
+    ///
+    /// A VM with a reservation may be far ahead of the others, above all one of small weight: those that wake
+    /// would be put behind it. So it counts only where all have a reservation. The virtual time of a VM that
+    /// spans cells has no part in the order.
+    fn advance_virtual_clock(&mut self, slot: usize) {
+        let is_reserved = |one: &Candidate| one.gang.terms.reservation_permille > 0;
+        let Some(chosen) = self.candidates.iter().find(|one| one.slot == slot) else {
+            return;
+        };
+        let counts = !is_reserved(chosen) || self.candidates.iter().all(is_reserved);
+        if counts && chosen.gang.rank.class != Class::Windowed {
+            self.virtual_clock = self.virtual_clock.max(chosen.gang.rank.vtime);
+        }
     }
 
     /// A VM of the queue in this driver's view, with the greatest times that it has seen.
