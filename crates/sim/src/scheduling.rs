@@ -13,6 +13,7 @@
 //! - [`experiment`]: gangs beside other schedulers;
 //! - [`sleepers`]: threads that sleep beside threads that spin;
 //! - [`spanning`]: windows of VMs that span cells, beside other schedulers;
+//! - [`spanning_pair`]: two of them on two CPUs, beside other schedulers and with orders that are lost;
 //! - [`balancing`]: the real time that balancing takes.
 
 pub mod balancing;
@@ -24,6 +25,7 @@ pub mod report;
 pub mod round_robin;
 pub mod sleepers;
 pub mod spanning;
+pub mod spanning_pair;
 pub mod world;
 
 #[cfg(test)]

@@ -119,7 +119,8 @@ struct Story {
     others: Vec<VmId>,
     /// Samples in which Linux runs a vCPU of the VM with the reservation, or of one whose threads sleep.
     ungated: [u32; 2],
-    /// Samples in which a CPU runs a vCPU by its reservation, and those in which Linux runs another one there.
+    /// Samples in which a CPU runs a vCPU by its reservation, and those of them in which Linux runs another
+    /// one there.
     by_reservation: [u32; 2],
 }
 

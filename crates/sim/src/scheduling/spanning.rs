@@ -37,35 +37,76 @@ pub enum Scheduler {
     RoundRobin,
 }
 
+/// Stop of a vCPU outside of its window, and the time after which it is renewed: those of
+/// `cell::scheduler::gate`.
+const STOP_LEASE: Time = 100 * MILLISECOND;
+const STOP_RENEWAL: Time = 50 * MILLISECOND;
+
+/// Cells, their CPUs and the times of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// Number of cells.
+    pub cells: u16,
+    /// CPUs, which are divided among the cells.
+    pub cpus: u16,
+    /// Times.
+    pub costs: Costs,
+    /// Share of the orders to go on that are not sent, thousandths. The stop then ends with its lease.
+    pub lost_permille: u64,
+}
+
+impl Machine {
+    /// So many cells on [`CPUS`] CPUs, with the paper's times.
+    pub fn of(cells: u16) -> Self {
+        Self {
+            cells,
+            cpus: CPUS,
+            costs: Costs::PAPER,
+            lost_permille: 0,
+        }
+    }
+}
+
 /// Machine of cells with VMs that span all of them.
 pub struct Cells {
     /// The machine.
     pub world: World,
-    cells: u16,
+    machine: Machine,
     arbiter: Arbiter<u16>,
     followers: Vec<Follower<u16>>,
     /// Busy weight for each CPU of VMs in one cell alone, by cell.
     local_weight: Vec<u32>,
     /// Parts of each VM, by cell.
     vms: Vec<Vec<VmId>>,
+    /// Stops of each part: since when, and until when after its window has opened.
+    stops: Vec<Vec<Stop>>,
     report_at: Time,
+}
+
+/// Stop of the vCPUs of a part while its window is closed, and after that if the order to go on is lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stop {
+    since: Option<Time>,
+    until: Time,
 }
 
 impl Cells {
     /// A machine without VMs.
-    pub fn new(cells: u16, scheduler: Scheduler, seed: u64) -> Self {
-        let topology = Topology::regular(cells, 1, CPUS / cells);
-        let mut world = World::new(topology, Tunables::default(), Costs::PAPER, 0, seed);
+    pub fn new(machine: Machine, scheduler: Scheduler, seed: u64) -> Self {
+        let cells = machine.cells;
+        let topology = Topology::regular(cells, 1, machine.cpus / cells);
+        let mut world = World::new(topology, Tunables::default(), machine.costs, 0, seed);
         if scheduler == Scheduler::RoundRobin {
             world = world.with_round_robin();
         }
         Self {
             world,
-            cells,
+            machine,
             arbiter: Arbiter::default(),
             followers: vec![Follower::default(); usize::from(cells)],
             local_weight: vec![0; usize::from(cells)],
             vms: Vec::new(),
+            stops: Vec::new(),
             report_at: if scheduler == Scheduler::Windows {
                 0
             } else {
@@ -75,7 +116,7 @@ impl Cells {
     }
 
     fn cpus(&self, cell: u16) -> Vec<CpuId> {
-        let width = CPUS / self.cells;
+        let width = self.machine.cpus / self.machine.cells;
         (cell * width..(cell + 1) * width).map(CpuId).collect()
     }
 
@@ -86,7 +127,7 @@ impl Cells {
             is_gang: !is_windowed,
             ..Terms::default()
         };
-        let parts: Vec<VmId> = (0..self.cells)
+        let parts: Vec<VmId> = (0..self.machine.cells)
             .map(|cell| {
                 let cpus = self.cpus(cell);
                 let part = self.world.add(terms, program, &cpus, 30 * MILLISECOND);
@@ -97,6 +138,7 @@ impl Cells {
         for part in &parts {
             self.world.join(*part, parts[0]);
         }
+        self.stops.push(vec![Stop::default(); parts.len()]);
         self.vms.push(parts);
     }
 
@@ -112,6 +154,18 @@ impl Cells {
         self.vms[vm].iter().map(|part| self.world.ran_ns(*part)).sum()
     }
 
+    /// Barriers that a spanning VM has passed.
+    pub fn rounds(&self, vm: usize) -> u64 {
+        self.world.rounds(self.vms[vm][0])
+    }
+
+    /// Number of vCPUs of a spanning VM that are on a CPU.
+    pub fn running(&self, vm: usize) -> usize {
+        let parts = self.vms[vm].iter();
+        let vcpus = parts.flat_map(|part| &self.world.vms[usize::from(part.0)].vcpus);
+        vcpus.filter(|vcpu| vcpu.on.is_some()).count()
+    }
+
     /// Runs to a time, or until all programs that end have ended.
     pub fn run(&mut self, until: Time) {
         while self.world.now < until && self.world.violation.is_none() && !self.have_ended() {
@@ -125,7 +179,13 @@ impl Cells {
                 let of = |follower: &Follower<u16>| follower.windows_of(&(vm as u16)).next_change(now);
                 self.followers.iter().filter_map(of).collect::<Vec<_>>()
             });
-            let next = changes.min().unwrap_or(Time::MAX).min(self.report_at).min(until);
+            let ends = self.stops.iter().flatten().map(|stop| stop.until);
+            let next = changes
+                .chain(ends.filter(|at| *at > now))
+                .min()
+                .unwrap_or(Time::MAX)
+                .min(self.report_at)
+                .min(until);
             self.world.run(next);
         }
     }
@@ -143,12 +203,12 @@ impl Cells {
             .filter(|(_, parts)| self.world.vms[usize::from(parts[0].0)].ended_at.is_none())
             .map(|(vm, _)| vm)
             .collect();
-        for cell in 0..self.cells {
-            let homes = busy.iter().filter(|vm| *vm % self.cells == cell);
+        for cell in 0..self.machine.cells {
+            let homes = busy.iter().filter(|vm| *vm % self.machine.cells == cell);
             let spanning = |vm: &u16| SpanningVm {
                 vm: *vm,
                 weight: Terms::default().weight,
-                cells: (0..self.cells).collect(),
+                cells: (0..self.machine.cells).collect(),
             };
             let report = Report {
                 local_weight: self.local_weight[usize::from(cell)],
@@ -168,12 +228,25 @@ impl Cells {
             return;
         }
         let now = self.world.now;
-        for cell in 0..self.cells {
+        for cell in 0..self.machine.cells {
             let follower = &self.followers[usize::from(cell)];
             let mut has_changed = false;
-            for (vm, parts) in (0..).zip(&self.vms) {
+            for ((vm, parts), stops) in (0..).zip(&self.vms).zip(&mut self.stops) {
                 // VMs without a window run on, as beside drivers that do not choose them.
                 let state = follower.windows_of(&vm).state(now);
+                let stop = &mut stops[usize::from(cell)];
+                if state == WindowState::Closed {
+                    stop.since.get_or_insert(now);
+                } else if let Some(since) = stop.since.take()
+                    && self.world.below(1_000) < self.machine.lost_permille
+                {
+                    let renewed = (now - since) / STOP_RENEWAL * STOP_RENEWAL;
+                    stop.until = since + renewed + STOP_LEASE;
+                }
+                let state = match now < stop.until {
+                    true => WindowState::Closed,
+                    false => state,
+                };
                 let window = &mut self.world.terms_mut(parts[usize::from(cell)]).window;
                 has_changed |= *window != state;
                 *window = state;
@@ -197,7 +270,7 @@ impl Cells {
 /// have not within [`LIMIT`] times that, or a rule was broken. vCPUs spin at barriers: spanning VMs have no
 /// paravirtual spin locks.
 pub fn run(vms: u16, cells: u16, scheduler: Scheduler, seed: u64) -> Option<Time> {
-    let mut machine = Cells::new(cells, scheduler, seed);
+    let mut machine = Cells::new(Machine::of(cells), scheduler, seed);
     let program = Program::Barrier {
         work_ns: WORK_NS,
         rounds: WORK_PER_VCPU_NS / WORK_NS,

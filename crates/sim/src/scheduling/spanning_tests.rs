@@ -3,7 +3,7 @@
 use policy::cpu::windows::WindowState;
 
 use super::program::Program;
-use super::spanning::{CPUS, Cells, Scheduler, run};
+use super::spanning::{CPUS, Cells, Machine, Scheduler, run};
 use crate::{MILLISECOND, SECOND};
 
 #[test]
@@ -32,7 +32,7 @@ fn spanning_vms_with_windows_take_turns_and_cell_gangs_and_round_robin_take_long
 
 #[test]
 fn spanning_vms_and_vms_of_one_cell_have_fair_shares() {
-    let mut machine = Cells::new(2, Scheduler::Windows, 3);
+    let mut machine = Cells::new(Machine::of(2), Scheduler::Windows, 3);
     machine.add_spanning(Program::Busy);
     machine.add_spanning(Program::Busy);
     let local = machine.add_local(1);
@@ -58,7 +58,7 @@ fn spanning_vms_and_vms_of_one_cell_have_fair_shares() {
 
 #[test]
 fn vcpu_that_is_idle_leaves_its_window_to_others() {
-    let mut machine = Cells::new(2, Scheduler::Windows, 5);
+    let mut machine = Cells::new(Machine::of(2), Scheduler::Windows, 5);
     // The first vCPU of each part computes.
     machine.add_spanning(Program::Single);
     machine.add_spanning(Program::Busy);

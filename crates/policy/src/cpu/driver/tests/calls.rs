@@ -76,8 +76,8 @@ fn called(effects: &[Effect]) -> Vec<CpuId> {
 }
 
 proptest! {
-    /// Whatever a driver reads, an event has it call each other CPU once at most, and a tick has it call each
-    /// at most [`CALLS_MAX`] times.
+    /// With arbitrary views, a driver calls each other CPU once for an event at most, and [`CALLS_MAX`] times
+    /// between two ticks at most.
     #[test]
     fn driver_calls_each_cpu_once_for_an_event_and_a_bounded_number_of_times_in_a_tick(
         seed in 1..u64::MAX,
@@ -113,7 +113,7 @@ proptest! {
 
     /// A VM that has been seen beyond its reservation stays so in the period, whichever entries come later.
     #[test]
-    fn vm_that_was_seen_beyond_its_reservation_runs_by_it_no_more_in_the_period(
+    fn vm_that_was_seen_beyond_its_reservation_stays_beyond_it_in_the_period(
         times in prop::collection::vec(0..200_000_u32, 1..50)
     ) {
         let mut seen = super::super::super::run_queue::SeenTimes::default();
