@@ -43,16 +43,19 @@ impl VmHandle {
     /// If the VM does not run, or a vCPU moves just now.
     pub(crate) fn span_threads(&self) -> io::Result<SpanThreads> {
         let busy = || io::Error::other("a vCPU of the VM moves, or the VM is changed, just now");
-        let _updating = self.try_begin_update().ok_or_else(busy)?;
-        let (starts, runs) = {
-            let state = self.state();
-            (state.starts, state.runs)
+        // The threads are read without this lock: meanwhile the gate could give no order to the VM's vCPUs.
+        let (starts, locations, shards) = {
+            let _updating = self.try_begin_update().ok_or_else(busy)?;
+            let (starts, runs) = {
+                let state = self.state();
+                (state.starts, state.runs)
+            };
+            if !runs {
+                return Err(io::Error::other("the VM does not run"));
+            }
+            let locations = self.known_locations()?;
+            (starts, locations, self.state().shards_of_cells())
         };
-        if !runs {
-            return Err(io::Error::other("the VM does not run"));
-        }
-        let locations = self.known_locations()?;
-        let shards = self.state().shards_of_cells();
         let mut found = Vec::new();
         for (cell, shard) in &shards {
             let ShardHost::Here(pid) = shard else {
@@ -74,8 +77,12 @@ impl VmHandle {
         let threads: Option<Vec<SpanThread>> = (0..).zip(&locations).map(thread).collect();
         let threads = threads.ok_or_else(|| io::Error::other("not all of its vCPUs run"))?;
         // A process id is the shard's as long as that runs.
-        if self.state().starts != starts || self.state().shards_of_cells().len() != shards.len() {
+        let state = self.state();
+        if state.starts != starts || state.shards_of_cells().len() != shards.len() {
             return Err(io::Error::other("the VM ended or rebooted meanwhile"));
+        }
+        if state.located.as_ref() != Some(&locations) {
+            return Err(busy());
         }
         Ok(SpanThreads { starts, threads })
     }

@@ -51,6 +51,8 @@ enum Ordered {
     Breathes {
         until: Nanos,
     },
+    /// May run or be stopped, as the last order was not sent.
+    Unknown,
 }
 
 /// Orders to the vCPUs of one CPU's queue.
@@ -105,8 +107,10 @@ impl Gate {
             (Some(Ordered::Runs), false) => return,
             (Some(Ordered::Breathes { .. }), false) => (Ordered::Runs, None),
             // The driver before this one may have stopped it.
-            (None | Some(Ordered::Stopped { .. }), false) => (Ordered::Runs, Some(GateOrder::Continue)),
-            (None | Some(Ordered::Runs), true) => (stopped, Some(GateOrder::Stop)),
+            (None | Some(Ordered::Stopped { .. } | Ordered::Unknown), false) => {
+                (Ordered::Runs, Some(GateOrder::Continue))
+            }
+            (None | Some(Ordered::Runs | Ordered::Unknown), true) => (stopped, Some(GateOrder::Stop)),
             (Some(Ordered::Breathes { until }), true) if now >= until => (stopped, Some(GateOrder::Stop)),
             (Some(Ordered::Breathes { .. }), true) => return,
             (Some(Ordered::Stopped { since, .. }), true) if now.saturating_sub(since) >= STOP_MAX => {
@@ -126,7 +130,7 @@ impl Gate {
     /// Time of the next order that no event brings.
     pub(super) fn deadline(&self) -> Option<Nanos> {
         let due = |ordered: &Ordered| match *ordered {
-            Ordered::Runs => None,
+            Ordered::Runs | Ordered::Unknown => None,
             Ordered::Stopped { since, renewed } => Some((renewed + RENEWAL).min(since + STOP_MAX)),
             Ordered::Breathes { until } => Some(until),
         };
@@ -136,6 +140,19 @@ impl Gate {
     /// Whether the vCPU is ordered to stop, so that its thread shows nothing of the guest.
     pub(super) fn is_stopped(&self, vcpu: VcpuId) -> bool {
         matches!(self.vcpus.get(&vcpu), Some(Ordered::Stopped { .. }))
+    }
+
+    /// Notes that the last order to a vCPU was not sent: it is given again at the next call.
+    pub(super) fn note_unsent(&mut self, vcpu: VcpuId) {
+        if let Some(ordered) = self.vcpus.get_mut(&vcpu) {
+            *ordered = Ordered::Unknown;
+        }
+    }
+
+    /// Whether it has given a vCPU orders.
+    #[cfg(test)]
+    pub(super) fn knows(&self, vcpu: VcpuId) -> bool {
+        self.vcpus.contains_key(&vcpu)
     }
 
     /// Drops the orders to a VM, so that all are given again.
@@ -255,6 +272,29 @@ mod tests {
         assert_eq!(breaths, 4);
         let total = shard_api::launch::VCPU_STOP_TOTAL_MAX.as_millis();
         assert!(u128::from(longest) < total, "{longest} ms");
+    }
+
+    #[test]
+    fn order_that_was_not_sent_is_given_again() {
+        let mut gate = Gate::default();
+        orders(&mut gate, 0, &[(1, Waiting), (2, Running)]);
+        gate.note_unsent(vcpu(1));
+        assert!(!gate.is_stopped(vcpu(1)));
+        assert_eq!(orders(&mut gate, 1, &[(1, Waiting), (2, Running)]), [(1, Stop)]);
+        assert!(gate.is_stopped(vcpu(1)));
+        assert_eq!(
+            orders(&mut gate, 2, &[(1, Running), (2, Waiting)]),
+            [(2, Stop), (1, Continue)]
+        );
+        gate.note_unsent(vcpu(1));
+        assert_eq!(
+            orders(&mut gate, 3, &[(1, Running), (2, Waiting)]),
+            [(1, Continue)]
+        );
+        assert!(orders(&mut gate, 4, &[(1, Running), (2, Waiting)]).is_empty());
+        // One that has left gets none.
+        gate.note_unsent(vcpu(3));
+        assert!(orders(&mut gate, 5, &[(1, Running), (2, Waiting)]).is_empty());
     }
 
     #[test]

@@ -28,6 +28,12 @@ const TAKE_LIMIT: Duration = Duration::from_secs(1);
 /// Interval at which an idle thread looks at the clock, which a suspended machine may have stopped.
 const IDLE_INTERVAL: Nanos = 500 * MILLISECOND;
 
+/// Time until an order that was not sent is given again, and the longest such time: it doubles while orders
+/// are not sent. Ours: a vCPU that is not let go on stands still for the rest of its lease, which may be its
+/// whole window, and its VM's other vCPUs wait for it; a shard that takes no orders costs little.
+const RESEND_MIN: Nanos = MILLISECOND;
+const RESEND_MAX: Nanos = 64 * MILLISECOND;
+
 /// vCPUs of a VM, and times at which they may run.
 #[derive(Clone, Debug)]
 pub(crate) struct GatedVm {
@@ -102,6 +108,8 @@ struct GateThread {
     vms: BTreeMap<String, (VmId, GatedVm)>,
     last_number: VmId,
     gate: Gate,
+    /// Time after which orders that were not sent are given again.
+    resend_after: Option<Nanos>,
 }
 
 impl GateThread {
@@ -140,8 +148,10 @@ impl GateThread {
             .vms
             .values()
             .filter_map(|(_, vm)| vm.windows.next_change(now));
+        let resend = self.resend_after.map(|after| now.saturating_add(after));
         let next = changes
             .chain(self.gate.deadline())
+            .chain(resend)
             .fold(now + IDLE_INTERVAL, Nanos::min);
         Some(next.saturating_sub(now))
     }
@@ -196,11 +206,19 @@ impl GateThread {
         }
         let mut orders = Vec::new();
         self.gate.apply(now, &queue, &mut orders);
+        let mut is_unsent = false;
         for (vcpu, order) in orders {
-            if let Some((_, vm)) = self.vms.values().find(|(number, _)| *number == vcpu.vm) {
-                vm.order(vcpu.index.into(), order);
+            if let Some((_, vm)) = self.vms.values().find(|(number, _)| *number == vcpu.vm)
+                && !vm.order(vcpu.index.into(), order)
+            {
+                self.gate.note_unsent(vcpu);
+                is_unsent = true;
             }
         }
+        self.resend_after = is_unsent.then(|| match self.resend_after {
+            None => RESEND_MIN,
+            Some(after) => (2 * after).min(RESEND_MAX),
+        });
     }
 }
 
@@ -221,9 +239,10 @@ fn queue_of(vm: VmId, gated: &GatedVm, now: Nanos) -> impl Iterator<Item = Queue
 }
 
 impl GatedVm {
-    fn order(&self, index: usize, order: GateOrder) {
+    /// Gives a vCPU an order. Returns whether it was sent, if it is one for the shard.
+    fn order(&self, index: usize, order: GateOrder) -> bool {
         let (Some(vcpu), Ok(number)) = (self.vcpus.get(index), u8::try_from(index)) else {
-            return;
+            return true;
         };
         let order = match order {
             GateOrder::Pin => {
@@ -232,19 +251,17 @@ impl GatedVm {
                     // The shard has ended; or the CPU is gone, and the vCPU runs on another one.
                     debug!(%error, vcpu = number, "the thread of a vCPU is not on its CPU");
                 }
-                return;
+                return true;
             }
             // Halts of these vCPUs are not counted, so none leaves its CPU.
-            GateOrder::Spread => return,
+            GateOrder::Spread => return true,
             GateOrder::Stop => Order::StopVcpu {
                 vcpu: number,
                 for_ms: LEASE_MS,
             },
             GateOrder::Continue => Order::ContinueVcpu { vcpu: number },
         };
-        // An order that is not sent counts as lost: a stop is ordered again when it would be renewed, and
-        // ends by itself.
-        self.handle.gate_in(self.starts, vcpu.shard, &order);
+        self.handle.gate_in(self.starts, vcpu.shard, &order)
     }
 }
 

@@ -69,16 +69,39 @@ fn vm_that_reboots_gets_all_orders_again_and_one_that_leaves_none() {
     let number = |thread: &GateThread, name: &str| thread.vms[name].0;
     let [one, two] = ["one", "two"].map(|name| number(&thread, name));
     assert_ne!(one, two);
-    let is_stopped = |thread: &GateThread, vm| thread.gate.is_stopped(VcpuId { vm, index: 1 });
-    assert!(is_stopped(&thread, one) && is_stopped(&thread, two));
+    let is_known = |thread: &GateThread, vm| thread.gate.knows(VcpuId { vm, index: 1 });
+    assert!(is_known(&thread, one) && is_known(&thread, two));
     assert!(thread.wake_after().unwrap() <= IDLE_INTERVAL);
     thread.replace(named(&[("one", &first), ("two", &vm(2, closed))]));
     assert_eq!(number(&thread, "one"), one);
     let again = number(&thread, "two");
-    assert!(again != two && !is_stopped(&thread, two) && !is_stopped(&thread, again));
+    assert!(again != two && !is_known(&thread, two) && !is_known(&thread, again));
     thread.replace(named(&[]));
-    assert!(!is_stopped(&thread, one));
+    assert!(!is_known(&thread, one));
     assert_eq!(thread.wake_after(), None);
+}
+
+#[test]
+fn orders_that_are_not_sent_are_given_again_within_a_millisecond_and_then_less_often() {
+    let mut thread = GateThread::default();
+    // The VM does not run, so that none of its shards takes an order.
+    thread.replace(named(&[("one", &vm(1, windows(monotonic(), 0, 1)))]));
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        thread.apply();
+        waits.push(thread.resend_after.map(|after| after / MILLISECOND));
+    }
+    let doubled = [1, 2, 4, 8, 16, 32, 64, 64, 64].map(Some);
+    assert_eq!(waits, doubled);
+    assert!(thread.wake_after().unwrap() <= RESEND_MAX);
+    let number = thread.vms["one"].0;
+    for index in 0..2 {
+        let stopped = thread.gate.is_stopped(VcpuId { vm: number, index });
+        assert!(!stopped, "a stop that was not sent counts");
+    }
+    thread.replace(named(&[]));
+    thread.apply();
+    assert_eq!(thread.resend_after, None);
 }
 
 #[test]
