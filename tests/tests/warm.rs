@@ -203,6 +203,74 @@ fn least_recently_used_template_makes_room() {
     assert_eq!(left[0]["key"], second.text().trim());
 }
 
+/// A host without space for a template: an error of one line, and neither a part of it nor its VM is left.
+/// Promise SHARE-34.
+#[test]
+fn full_disk_while_a_template_is_written_leaves_nothing() {
+    let scratch = Scratch::new("full");
+    let directory = scratch.join("data");
+    fs::create_dir(&directory).expect("a directory");
+    let disk = SmallDisk::mounted_at(&directory);
+    symlink(data_directory().join("images"), directory.join("images")).expect("a link");
+    let data = Data {
+        directory: directory.clone(),
+    };
+    let output = data
+        .call([
+            "run", "--image", "tiny", "--warm", "--memory", "128M", "--net", "none",
+        ])
+        .args(["--", "true"])
+        .run()
+        .expect(1);
+    let errors = output.errors();
+    assert!(errors.contains("No space left on device"), "{output}");
+    assert!(
+        errors.contains("the template of tiny was not written"),
+        "{output}"
+    );
+    assert!(data.templates().is_empty());
+    let left = fs::read_dir(directory.join("templates")).expect("the folder of templates");
+    let left: Vec<String> = left
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("a name")
+        })
+        .filter(|name| !name.ends_with(".lock"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    wait::until("the template's VM to end", BOOT_LIMIT, || {
+        let running = mirrorball(["ps", "--json"]).ok().text();
+        (!running.contains("template-")).then_some(())
+    });
+    drop(disk);
+}
+
+/// A file system in memory with room for less than a template; unmounted when dropped.
+struct SmallDisk {
+    place: PathBuf,
+}
+
+impl SmallDisk {
+    fn mounted_at(place: &Path) -> Self {
+        Call::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs"])
+            .args([place])
+            .ok();
+        Self {
+            place: place.to_owned(),
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        Call::new("umount").args(["--lazy"]).args([&self.place]).ok();
+    }
+}
+
 /// Five Debian VMs of one template have nothing in common that a boot draws.
 /// Promise SHARE-32.
 #[test]
