@@ -103,7 +103,7 @@ pub enum Begun {
     /// Another process made it meanwhile.
     Made(Template),
     /// This process is to make it.
-    Making(Making),
+    Making(Box<Making>),
 }
 
 /// A template that is being made. It is removed unless it is published.
@@ -160,13 +160,13 @@ impl TemplateStore {
             .mode(private::DIRECTORY_MODE)
             .create(&folder)
             .map_err(at(&folder))?;
-        Ok(Begun::Making(Making {
+        Ok(Begun::Making(Box::new(Making {
             place: self.directory.join(key.as_str()),
             key,
             basis: basis.clone(),
             folder,
             lock: Some(lock),
-        }))
+        })))
     }
 
     fn key(&self, basis: &Basis) -> Result<Key, TemplateError> {

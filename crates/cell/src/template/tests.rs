@@ -312,7 +312,7 @@ fn least_recently_used_templates_make_room_and_one_in_use_stays() {
     assert!(!store.remove(&old).unwrap());
     drop(template);
     assert_eq!(store.fit(50, &new).unwrap().len(), 1);
-    assert_eq!(keys(&store), [new.clone()]);
+    assert_eq!(keys(&store), std::slice::from_ref(&new));
     assert_eq!(files(data.path()), [new.to_string(), format!("{new}.lock")]);
 }
 

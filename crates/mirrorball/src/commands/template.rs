@@ -250,7 +250,7 @@ fn ready(spec: &VmSpec, boot_limit_s: u64) -> Result<Warm> {
             let limit = Duration::from_secs(boot_limit_s).saturating_add(MAKER_MARGIN);
             match templates.begin(&basis, limit).map_err(failed)? {
                 Begun::Made(template) => template,
-                Begun::Making(making) => make(making, &templates, boot_limit_s)?,
+                Begun::Making(making) => make(*making, &templates, boot_limit_s)?,
             }
         }
     };
