@@ -120,6 +120,7 @@ fn owned(result: libc::c_long) -> Option<OwnedFd> {
 mod tests {
     use std::io::{ErrorKind, Read};
     use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
 
     use super::*;
 
@@ -153,6 +154,7 @@ mod tests {
         let (mut reset_one, _peer) = connected(from);
         let (other, mut other_peer) = connected([127, 93, 7, 8].into());
         reset(&[from]);
+        reset_one.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let error = reset_one.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
         std::io::Write::write_all(&mut &other, b"x").unwrap();
