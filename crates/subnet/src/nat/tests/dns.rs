@@ -62,7 +62,7 @@ fn connections_that_no_server_takes_are_bounded() {
         .filter(|guest| world.state(**guest) == State::Established)
         .count();
     assert_eq!(opened, 64);
-    // A reset that was lost is asked for again.
+    // A guest whose reset was lost sends its request again.
     assert!(world.counts().limited >= 16, "{:?}", world.counts());
     // Streams that are dropped end, and others have room.
     drop(world.nat.take_dns_streams());
