@@ -4,16 +4,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use policy::cpu::entry::{VcpuEntry, VcpuState};
+use policy::cpu::windows::BUSY_PERMILLE;
 use policy::cpu::{VcpuId, VmId};
 
 use super::published::VmFacts;
 
 /// Least time between two measures.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Part of the time, thousandths, that the thread of a busy vCPU has run or waited for a CPU. Ours: a gang of
-/// fifty on a CPU has as much, and the timer of an idle guest less.
-pub(crate) const BUSY_PERMILLE: u128 = 20;
-
 /// Measures of the threads of the cell's vCPUs.
 #[derive(Debug, Default)]
 pub(super) struct LocalLoad {
@@ -64,5 +61,5 @@ impl LocalLoad {
 
 /// Whether a thread that ran or waited for `ran_ns` of the time that has passed is a busy vCPU's.
 fn is_share(ran_ns: u64, passed: Duration) -> bool {
-    u128::from(ran_ns) * 1_000 >= passed.as_nanos() * BUSY_PERMILLE
+    u128::from(ran_ns) * 1_000 >= passed.as_nanos() * u128::from(BUSY_PERMILLE)
 }

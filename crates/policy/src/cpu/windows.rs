@@ -18,6 +18,12 @@ pub const FRAME: Nanos = 120 * MILLISECOND;
 pub const WINDOW_MIN: Nanos = 5 * MILLISECOND;
 /// Part of a frame that windows take at most where other VMs compete. Ours: a tenth is left to them.
 pub const OPEN_MAX: Nanos = FRAME / 10 * 9;
+/// Least length of the window of a VM with a limit. Ours: tens of switches. A limit of less than a hundredth
+/// of a CPU for each vCPU is exceeded.
+pub const LIMITED_WINDOW_MIN: Nanos = MILLISECOND;
+/// Part of the time, thousandths, that a busy vCPU runs or waits for a CPU. Ours: a gang of fifty on a CPU
+/// has as much, and the timer of an idle guest less.
+pub const BUSY_PERMILLE: u32 = 20;
 /// VMs that have windows at most; further ones are left to Linux. Ours: all have [`WINDOW_MIN`] then.
 pub const VMS_MAX: usize = 16;
 /// Interval of a cell's reports while it has a schedule. Ours: two attempts within [`LEAD`].
@@ -52,6 +58,30 @@ pub struct SpanningVm<K> {
     pub weight: u32,
     /// Cells in which it has vCPUs.
     pub cells: BTreeSet<u16>,
+    /// Part of the time for which it may run, thousandths; [`UNLIMITED`] or more for all of it.
+    pub most_permille: u32,
+}
+
+/// Part of the time, thousandths, of a VM without a limit.
+pub const UNLIMITED: u32 = 1_000;
+
+/// Part of the time for which the vCPUs of a VM may run, thousandths, so that it keeps to its limit of CPUs.
+///
+/// Each cell's part of the VM has the limit's share by its vCPUs, which its busy vCPUs divide. `parts` has
+/// the part of the time, thousandths, that each vCPU ran or waited for a CPU, by cell. A part that uses less
+/// than its share limits nothing.
+pub fn limited_permille(limit_permille: u32, parts: &[Vec<u32>]) -> u32 {
+    let vcpus: usize = parts.iter().map(Vec::len).sum();
+    let of_part = |part: &Vec<u32>| {
+        let share = u64::from(limit_permille) * part.len() as u64 / vcpus.max(1) as u64;
+        let wanted: u64 = part.iter().map(|wanted| u64::from(*wanted)).sum();
+        let busy = part.iter().filter(|wanted| **wanted >= BUSY_PERMILLE).count();
+        // A part that is kept to its share uses a little less than that.
+        let is_at_limit = busy > 0 && wanted * 10 >= share * 9;
+        is_at_limit.then(|| share / busy as u64)
+    };
+    let least = parts.iter().filter_map(of_part).min();
+    least.map_or(UNLIMITED, |share| share.min(UNLIMITED.into()) as u32)
 }
 
 /// Report of one cell.
@@ -110,25 +140,42 @@ impl<K> Default for Schedule<K> {
 /// A VM has the least of its fair shares in its cells: its weight beside those of the VMs that compete there.
 /// So no other VM of any cell gets less than its own share. Windows of VMs that share a cell do not overlap.
 /// If they do not fit, as where three VMs compete in pairs, or where many have the least length, all become
-/// shorter in proportion. A VM without a rival has no window. `local` has the weight for each CPU by cell.
+/// shorter in proportion. A VM without a rival and without a limit has no window. `local` has the weight for
+/// each CPU by cell.
 pub fn divide<K: Clone + Ord>(local: &BTreeMap<u16, u32>, vms: &[SpanningVm<K>]) -> Vec<Window<K>> {
     let mut vms: Vec<&SpanningVm<K>> = vms.iter().filter(|vm| vm.cells.len() > 1).collect();
     vms.sort_by(|one, other| one.vm.cmp(&other.vm));
     vms.dedup_by(|one, other| one.vm == other.vm);
     vms.truncate(VMS_MAX);
     let local_of = |cell: &u16| u64::from(local.get(cell).copied().unwrap_or(0));
+    // Time that VMs leave which are limited to less than their fair share is divided among the others.
+    let fair = |vm: &SpanningVm<K>, limited: &[&SpanningVm<K>]| {
+        let is_limited = |other: &SpanningVm<K>| limited.iter().any(|one| one.vm == other.vm);
+        let in_cell = |cell: &u16| {
+            let here = || vms.iter().filter(|other| other.cells.contains(cell));
+            let taken: Nanos = here().filter(|one| is_limited(one)).map(|one| limit(one)).sum();
+            let all = here()
+                .filter(|one| !is_limited(one))
+                .map(|one| weight(one))
+                .sum::<u64>();
+            let all = u128::from(all + local_of(cell)).max(1);
+            let share = u128::from(FRAME.saturating_sub(taken)) * u128::from(weight(vm)) / all;
+            u64::try_from(share).unwrap_or(FRAME)
+        };
+        vm.cells.iter().map(in_cell).min().unwrap_or(FRAME)
+    };
+    let is_below = |vm: &&&SpanningVm<K>| limit(vm) < fair(vm, &[]).max(WINDOW_MIN);
+    let limited: Vec<&SpanningVm<K>> = vms.iter().filter(is_below).copied().collect();
     let mut windows: Vec<(&SpanningVm<K>, Window<K>)> = Vec::new();
     for vm in &vms {
-        let all = |cell: &u16| {
-            let here = vms.iter().filter(|other| other.cells.contains(cell));
-            local_of(cell) + here.map(|other| weight(other)).sum::<u64>()
+        let is_limited = limited.iter().any(|one| one.vm == vm.vm);
+        let length = match is_limited {
+            true => limit(vm),
+            false => fair(vm, &limited).max(WINDOW_MIN).min(limit(vm)),
         };
-        let most = vm.cells.iter().map(all).max().unwrap_or(0);
-        if most <= weight(vm) {
+        if length >= FRAME {
             continue;
         }
-        let length = u128::from(FRAME) * u128::from(weight(vm)) / u128::from(most);
-        let length = u64::try_from(length).unwrap_or(FRAME).max(WINDOW_MIN);
         let rivals = || {
             windows
                 .iter()
@@ -164,6 +211,12 @@ pub fn divide<K: Clone + Ord>(local: &BTreeMap<u16, u32>, vms: &[SpanningVm<K>])
         }
     };
     windows.into_iter().map(fit).collect()
+}
+
+/// Longest window of a VM by its limit; the whole frame without one.
+fn limit<K>(vm: &SpanningVm<K>) -> Nanos {
+    let permille = vm.most_permille.min(UNLIMITED);
+    (FRAME * u64::from(permille) / u64::from(UNLIMITED)).max(LIMITED_WINDOW_MIN)
 }
 
 fn weight<K>(vm: &SpanningVm<K>) -> u64 {

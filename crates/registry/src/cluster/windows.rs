@@ -12,6 +12,18 @@ pub struct CellReport {
     pub local_weight: u32,
     /// VMs with their home in this cell that span cells and have work.
     pub vms: Vec<SpanningVm>,
+    /// Limits of these VMs. A program of an earlier release reports none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<VmLimit>,
+}
+
+/// Part of the time for which a VM may run, by its limit of CPUs.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmLimit {
+    /// The VM's name.
+    pub vm: String,
+    /// Thousandths of the time.
+    pub most_permille: u32,
 }
 
 /// VM that spans cells, as it runs since its last boot and move of a vCPU.
@@ -92,6 +104,14 @@ mod tests {
             (3, 150, &[vm.clone()][..])
         );
         assert_eq!(serde_json::to_string(&request).unwrap(), line);
+        let limits = r#","limits":[{"vm":"db","most_permille":250}]}"#;
+        let limited = line.strip_suffix('}').unwrap().to_owned() + limits;
+        let request: CellRequest = serde_json::from_str(&limited).unwrap();
+        let CellRequest::Windows(report) = &request else {
+            panic!("{request:?}");
+        };
+        assert_eq!((report.limits.len(), report.limits[0].most_permille), (1, 250));
+        assert_eq!(serde_json::to_string(&request).unwrap(), limited);
         let window = format!(r#"{{"vm":{json},"start_ns":3,"length_ns":4}}"#);
         let line = format!(r#"{{"answer":"windows","from_ns":1,"until_ns":2,"windows":[{window}]}}"#);
         let response: CellResponse = serde_json::from_str(&line).unwrap();

@@ -10,7 +10,9 @@ use policy::cpu::set::CpuSet;
 use policy::cpu::topology::Topology;
 use policy::cpu::tunables::Tunables;
 use policy::cpu::view::Terms;
-use policy::cpu::windows::{Arbiter, Follower, REPORT_INTERVAL, Report, SpanningVm, WindowState};
+use policy::cpu::windows::{
+    Arbiter, Follower, REPORT_INTERVAL, Report, SpanningVm, UNLIMITED, WindowState, limited_permille,
+};
 use policy::cpu::{CpuId, VmId};
 
 use super::costs::Costs;
@@ -80,6 +82,8 @@ pub struct Cells {
     vms: Vec<Vec<VmId>>,
     /// Stops of each part: since when, and until when after its window has opened.
     stops: Vec<Vec<Stop>>,
+    /// Part of the time for which each VM may run, thousandths.
+    most_permille: Vec<u32>,
     report_at: Time,
 }
 
@@ -107,6 +111,7 @@ impl Cells {
             local_weight: vec![0; usize::from(cells)],
             vms: Vec::new(),
             stops: Vec::new(),
+            most_permille: Vec::new(),
             report_at: if scheduler == Scheduler::Windows {
                 0
             } else {
@@ -139,7 +144,15 @@ impl Cells {
             self.world.join(*part, parts[0]);
         }
         self.stops.push(vec![Stop::default(); parts.len()]);
+        self.most_permille.push(UNLIMITED);
         self.vms.push(parts);
+    }
+
+    /// Limits a spanning VM whose vCPUs are all busy to so many CPUs, thousandths.
+    pub fn limit(&mut self, vm: usize, limit_permille: u32) {
+        let of_part = |part: &VmId| vec![1_000; self.world.vms[usize::from(part.0)].vcpus.len()];
+        let parts: Vec<Vec<u32>> = self.vms[vm].iter().map(of_part).collect();
+        self.most_permille[vm] = limited_permille(limit_permille, &parts);
     }
 
     /// Adds a busy VM with a vCPU on each CPU of a cell.
@@ -147,6 +160,11 @@ impl Cells {
         let cpus = self.cpus(cell);
         self.local_weight[usize::from(cell)] += Terms::default().weight;
         self.world.add(Terms::default(), Program::Busy, &cpus, 0)
+    }
+
+    /// Time of the vCPUs of a spanning VM on CPUs, by cell.
+    pub fn ran_ns_of_parts(&self, vm: usize) -> Vec<Time> {
+        self.vms[vm].iter().map(|part| self.world.ran_ns(*part)).collect()
     }
 
     /// Time of all vCPUs of a spanning VM on CPUs.
@@ -209,6 +227,7 @@ impl Cells {
                 vm: *vm,
                 weight: Terms::default().weight,
                 cells: (0..self.machine.cells).collect(),
+                most_permille: self.most_permille[usize::from(*vm)],
             };
             let report = Report {
                 local_weight: self.local_weight[usize::from(cell)],

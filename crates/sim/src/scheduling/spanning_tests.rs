@@ -57,6 +57,33 @@ fn spanning_vms_and_vms_of_one_cell_have_fair_shares() {
 }
 
 #[test]
+fn limit_of_a_spanning_vm_holds_in_each_cell_and_leaves_the_rest_to_another() {
+    for has_rival in [false, true] {
+        let mut machine = Cells::new(Machine::of(2), Scheduler::Windows, 3);
+        machine.add_spanning(Program::Busy);
+        if has_rival {
+            machine.add_spanning(Program::Busy);
+        }
+        // Two of the eight CPUs: a quarter of the time in each cell.
+        machine.limit(0, 2_000);
+        machine.run(3 * SECOND);
+        let parts = |machine: &Cells| machine.ran_ns_of_parts(0);
+        let (before, other) = (parts(&machine), has_rival.then(|| machine.ran_ns(1)));
+        machine.run(9 * SECOND);
+        let whole = 6.0 * SECOND as f64 * f64::from(CPUS / 2);
+        for (before, after) in before.iter().zip(parts(&machine)) {
+            let share = (after - before) as f64 / whole;
+            assert!((0.24..=0.25).contains(&share), "{share:.3}");
+        }
+        if let Some(other) = other {
+            let share = (machine.ran_ns(1) - other) as f64 / (2.0 * whole);
+            assert!(share > 0.74, "{share:.3}");
+        }
+        assert_eq!(machine.world.violation, None);
+    }
+}
+
+#[test]
 fn vcpu_that_is_idle_leaves_its_window_to_others() {
     let mut machine = Cells::new(Machine::of(2), Scheduler::Windows, 5);
     // The first vCPU of each part computes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use policy::cpu::windows::{
-    Arbiter, FRAME, Follower, LEAD, LEASE, PERIOD, Report, Schedule, SpanningVm, WindowState,
+    Arbiter, FRAME, Follower, LEAD, LEASE, PERIOD, Report, Schedule, SpanningVm, UNLIMITED, WindowState,
 };
 
 use crate::chance::Chance;
@@ -56,6 +56,7 @@ impl Story {
                 vm,
                 weight: [50, 100, 200][chance.below(3) as usize],
                 cells: all.into_iter().collect(),
+                most_permille: UNLIMITED,
             });
         }
         Self {

@@ -16,7 +16,8 @@ use locks::lock;
 use policy::cpu::Nanos;
 use policy::cpu::entitlement::WEIGHT_DEFAULT;
 use policy::cpu::windows::{
-    Arbiter, Follower, REPORT_INTERVAL, Report, Schedule, SpanningVm, VMS_MAX, Window,
+    Arbiter, BUSY_PERMILLE, Follower, REPORT_INTERVAL, Report, Schedule, SpanningVm, UNLIMITED, VMS_MAX,
+    Window, limited_permille,
 };
 use registry::cluster::files::Files;
 use registry::cluster::interface::{CellRequest, CellResponse};
@@ -28,7 +29,6 @@ use crate::handle::cell_requests::{exchange, other_answer};
 use crate::handle::{SpanThreads, VmHandle};
 use crate::scheduler::Scheduler;
 use crate::scheduler::host_clock::monotonic;
-use crate::scheduler::local_load::BUSY_PERMILLE;
 use crate::scheduler::parts::Part;
 use crate::scheduler::span_gate::{GatedVcpu, GatedVm};
 
@@ -60,17 +60,23 @@ impl WindowArbiter {
     /// # Errors
     /// If it is no report of a cell of this host.
     fn take(&self, now: Nanos, report: wire::CellReport) -> Result<wire::WindowSchedule, String> {
-        let is_bounded =
-            report.vms.len() <= VMS_MAX && report.vms.iter().all(|vm| vm.vcpus.len() <= VCPUS_MAX);
+        let is_bounded = report.vms.len().max(report.limits.len()) <= VMS_MAX
+            && report.vms.iter().all(|vm| vm.vcpus.len() <= VCPUS_MAX);
         if !is_bounded || !self.cells.contains(&report.cell) {
             return Err(format!(
                 "the report of cell {} is none of a cell of this host",
                 report.cell
             ));
         }
+        let limits = report.limits;
+        let most_permille = |vm: &wire::SpanningVm| {
+            let limit = limits.iter().find(|limit| limit.vm == vm.name);
+            limit.map_or(UNLIMITED, |limit| limit.most_permille)
+        };
         let of = |vm: wire::SpanningVm| SpanningVm {
             weight: vm.weight,
             cells: vm.vcpus.iter().map(|vcpu| vcpu.cell).collect(),
+            most_permille: most_permille(&vm),
             vm,
         };
         let cell = report.cell;
@@ -163,6 +169,8 @@ struct OwnVm {
     handle: VmHandle,
     threads: SpanThreads,
     spanning: wire::SpanningVm,
+    /// CPUs that it uses at most, thousandths.
+    limit_permille: Option<u32>,
 }
 
 struct Reporter {
@@ -221,9 +229,9 @@ impl Reporter {
             let weight = record.spec.cpu_weight.map_or(WEIGHT_DEFAULT, u32::from);
             // A pin, and `gang = false`, leave the VM to Linux.
             let may = record.pins.is_empty() && record.spec.gang;
-            may.then(|| (record.name.clone(), weight))
+            may.then(|| (record.name.clone(), weight, record.spec.cpu_limit.map(permille)))
         });
-        let (name, weight) = known.flatten()?;
+        let (name, weight, limit_permille) = known.flatten()?;
         if self.silent.contains_key(&name) {
             return None;
         }
@@ -235,6 +243,7 @@ impl Reporter {
                     handle,
                     threads,
                     spanning,
+                    limit_permille,
                 })
             }
             Err(error) => {
@@ -255,11 +264,27 @@ impl Reporter {
         let mut vms: Vec<wire::SpanningVm> = busy.map(|vm| vm.spanning.clone()).collect();
         vms.sort();
         vms.truncate(VMS_MAX);
+        let limits = own.iter().filter(|vm| vms.contains(&vm.spanning));
+        let limits = limits.filter_map(|vm| self.limit(vm)).collect();
         wire::CellReport {
             cell: self.cell,
             local_weight: self.scheduler.local_weight(),
             vms,
+            limits,
         }
+    }
+
+    /// Part of the time for which a VM may run, if it has a limit that binds it now.
+    fn limit(&self, vm: &OwnVm) -> Option<wire::VmLimit> {
+        let wanted = self.measures.wanted_permille.get(&vm.spanning.name)?;
+        let mut parts: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
+        for (vcpu, wanted) in vm.spanning.vcpus.iter().zip(wanted) {
+            parts.entry(vcpu.cell).or_default().push(*wanted);
+        }
+        let parts: Vec<Vec<u32>> = parts.into_values().collect();
+        let most_permille = limited_permille(vm.limit_permille?, &parts);
+        let vm = vm.spanning.name.clone();
+        (most_permille < UNLIMITED).then_some(wire::VmLimit { vm, most_permille })
     }
 
     /// The schedule of the first cell that answers; none if the only one is this cell, and it refuses.
@@ -317,6 +342,11 @@ impl Reporter {
     }
 }
 
+/// CPUs of a limit, thousandths.
+fn permille(cpus: f64) -> u32 {
+    (cpus * 1_000.0).clamp(1.0, f64::from(u32::MAX)) as u32
+}
+
 fn gated_vm(vm: OwnVm, windows: policy::cpu::windows::VmWindows) -> GatedVm {
     let vcpus = vm.threads.threads.iter().zip(&vm.spanning.vcpus);
     let vcpus = vcpus.map(|(thread, vcpu)| GatedVcpu {
@@ -363,6 +393,8 @@ struct Measures {
     /// Time that each thread, by its id, has run or waited for a CPU, milliseconds.
     wanted_ms: BTreeMap<i32, u64>,
     busy: BTreeSet<String>,
+    /// Part of the last interval, thousandths, for which each VM's threads ran or waited, by their vCPUs.
+    wanted_permille: BTreeMap<String, Vec<u32>>,
 }
 
 impl Measures {
@@ -381,14 +413,20 @@ impl Measures {
         if passed.is_some_and(|passed| passed < MEASURE_INTERVAL) {
             return;
         }
-        let is_busy = |(id, wanted_ms): &(i32, u64)| {
+        let wanted = |(id, wanted_ms): &(i32, u64)| {
             let before = self.wanted_ms.get(id).zip(passed);
-            before.is_some_and(|(before, passed)| {
+            before.map_or(0, |(before, passed)| {
                 let wanted = u128::from(wanted_ms.saturating_sub(*before));
-                wanted * 1_000 >= passed.as_millis() * BUSY_PERMILLE
+                let permille = wanted * 1_000 / passed.as_millis().max(1);
+                u32::try_from(permille).unwrap_or(u32::MAX)
             })
         };
-        let busy = vms.iter().filter(|(_, threads)| threads.iter().any(is_busy));
+        let of = |(name, threads): &(String, Vec<(i32, u64)>)| {
+            (name.clone(), threads.iter().map(wanted).collect::<Vec<_>>())
+        };
+        self.wanted_permille = vms.iter().map(of).collect();
+        let is_busy = |wanted: &Vec<u32>| wanted.iter().any(|wanted| *wanted >= BUSY_PERMILLE);
+        let busy = self.wanted_permille.iter().filter(|(_, wanted)| is_busy(wanted));
         self.busy = busy.map(|(name, _)| name.clone()).collect();
         self.wanted_ms = vms.iter().flat_map(|(_, threads)| threads).copied().collect();
         self.measured = Some(now);

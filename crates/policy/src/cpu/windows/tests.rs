@@ -7,7 +7,12 @@ fn vm(name: u8, weight: u32, cells: &[u16]) -> SpanningVm<u8> {
         vm: name,
         weight,
         cells: cells.iter().copied().collect(),
+        most_permille: UNLIMITED,
     }
+}
+
+fn limited(vm: SpanningVm<u8>, most_permille: u32) -> SpanningVm<u8> {
+    SpanningVm { most_permille, ..vm }
 }
 
 fn divided(local: &[(u16, u32)], vms: &[SpanningVm<u8>]) -> Vec<(u8, u64, u64)> {
@@ -43,6 +48,36 @@ fn vm_without_a_rival_has_no_window_and_vms_of_other_cells_run_at_the_same_time(
         divided(&[], &pairs),
         [(1, 0, 60), (2, 60, 60), (3, 0, 60), (4, 60, 60)]
     );
+}
+
+#[test]
+fn vm_with_a_limit_has_no_longer_window_and_has_one_without_a_rival() {
+    let alone = |most| divided(&[], &[limited(vm(1, 100, &[0, 1]), most)]);
+    assert_eq!((alone(250), alone(1_000)), (vec![(1, 0, 30)], vec![]));
+    assert_eq!(alone(1), [(1, 0, 1)], "the least length");
+    let both = |most| divided(&[], &[limited(vm(1, 100, &[0, 1]), most), vm(2, 100, &[0, 1])]);
+    assert_eq!(both(250), [(1, 0, 30), (2, 30, 90)], "the other has the rest");
+    assert_eq!(both(600), [(1, 0, 60), (2, 60, 60)], "its fair share is less");
+}
+
+#[test]
+fn limit_is_divided_by_vcpus_and_binds_the_parts_that_use_theirs() {
+    let all = |limit, parts: &[&[u32]]| {
+        let parts: Vec<Vec<u32>> = parts.iter().map(|part| part.to_vec()).collect();
+        limited_permille(limit, &parts)
+    };
+    assert_eq!(all(500, &[&[1_000], &[1_000]]), 250);
+    assert_eq!(all(500, &[&[240], &[10]]), 250, "one part is kept to its share");
+    assert_eq!(all(500, &[&[200], &[200]]), UNLIMITED, "both use less");
+    // Two of three vCPUs are in the first cell: it has 400 of 600, for one busy vCPU or two.
+    assert_eq!(all(600, &[&[1_000, 0], &[0]]), 400);
+    assert_eq!(all(600, &[&[1_000, 30], &[0]]), 200);
+    assert_eq!(
+        all(3_000, &[&[1_000], &[1_000]]),
+        UNLIMITED,
+        "more than its vCPUs can use"
+    );
+    assert_eq!((all(0, &[&[1_000]]), all(500, &[])), (0, UNLIMITED));
 }
 
 #[test]
@@ -131,10 +166,15 @@ fn schedule_that_no_arbiter_makes_is_refused_and_the_former_one_stands() {
 
 fn spanning() -> impl Strategy<Value = Vec<SpanningVm<u8>>> {
     let cells = proptest::collection::btree_set(0_u16..5, 1..5);
-    let vms = proptest::collection::vec((0_u32..20_000, cells), 0..24);
+    let vms = proptest::collection::vec((0_u32..20_000, cells, 0..1_500_u32), 0..24);
     vms.prop_map(|vms| {
         let named = (0..).zip(vms);
-        let vm = |(vm, (weight, cells))| SpanningVm { vm, weight, cells };
+        let vm = |(vm, (weight, cells, most_permille))| SpanningVm {
+            vm,
+            weight,
+            cells,
+            most_permille,
+        };
         named.map(vm).collect()
     })
 }
@@ -151,6 +191,9 @@ proptest! {
         let cells = |name: u8| &vms.iter().find(|vm| vm.vm == name).unwrap().cells;
         for (index, one) in windows.iter().enumerate() {
             prop_assert!(one.length > 0 && one.end() <= FRAME, "{one:?}");
+            let most = &vms.iter().find(|vm| vm.vm == one.vm).unwrap().most_permille;
+            let limit = FRAME * u64::from(*most) / 1_000;
+            prop_assert!(one.length <= limit.max(LIMITED_WINDOW_MIN), "{one:?} of {most}");
             for other in &windows[..index] {
                 let are_apart = cells(one.vm).is_disjoint(cells(other.vm)) || !one.overlaps(other);
                 prop_assert!(are_apart, "{one:?} {other:?}");
@@ -159,6 +202,23 @@ proptest! {
         for (cell, _) in local.iter().filter(|(_, weight)| **weight > 0) {
             let open = windows.iter().filter(|window| cells(window.vm).contains(cell));
             prop_assert!(open.map(|window| window.length).sum::<u64>() <= OPEN_MAX);
+        }
+    }
+
+    /// No vCPU that keeps to its part of the time has its VM's part in a cell exceed that part's share.
+    #[test]
+    fn parts_that_run_for_the_limited_time_keep_to_the_limit(
+        limit in 0..9_000_u32,
+        parts in proptest::collection::vec(proptest::collection::vec(0..=1_000_u32, 1..5), 1..5),
+    ) {
+        let most = limited_permille(limit, &parts);
+        let vcpus: usize = parts.iter().map(Vec::len).sum();
+        for part in &parts {
+            let used: u64 = part.iter().map(|wanted| u64::from((*wanted).min(most))).sum();
+            let share = u64::from(limit) * part.len() as u64 / vcpus as u64;
+            // vCPUs that count as idle use less than a fiftieth each.
+            let idle = u64::from(BUSY_PERMILLE) * part.len() as u64;
+            prop_assert!(used <= share + idle, "{used} of {share}, {most}");
         }
     }
 

@@ -59,6 +59,7 @@ fn arbiter_gives_cells_one_schedule_and_refuses_reports_of_no_cell() {
     let report = |cell, vms: &[&wire::SpanningVm]| wire::CellReport {
         cell,
         local_weight: 0,
+        limits: Vec::new(),
         vms: vms.iter().map(|vm| (*vm).clone()).collect(),
     };
     let begin = 100 * FRAME;
@@ -81,6 +82,44 @@ fn arbiter_gives_cells_one_schedule_and_refuses_reports_of_no_cell() {
 }
 
 #[test]
+fn limit_of_a_vm_without_a_rival_is_a_window_in_all_its_cells() {
+    let cells = [plan(0, &[4]), plan(1, &[6])];
+    let threads = SpanThreads {
+        starts: 1,
+        threads: vec![thread(0, 0, 10), thread(1, 1, 11)],
+    };
+    let vm = spanning_vm("one".to_owned(), 100, &threads, &cells).unwrap();
+    let report = |most_permille: &[u32]| wire::CellReport {
+        cell: 0,
+        local_weight: 0,
+        vms: vec![vm.clone()],
+        limits: most_permille
+            .iter()
+            .map(|most_permille| wire::VmLimit {
+                vm: "one".to_owned(),
+                most_permille: *most_permille,
+            })
+            .collect(),
+    };
+    let windows = |most_permille: &[u32]| {
+        let arbiter = WindowArbiter {
+            cells: Arc::new([0, 1].into()),
+            arbiter: Arc::default(),
+        };
+        arbiter
+            .take(100 * FRAME, report(most_permille))
+            .map(|schedule| schedule.windows)
+    };
+    assert_eq!(windows(&[]), Ok(vec![]));
+    let limited = windows(&[250]).unwrap();
+    assert_eq!((limited.len(), limited[0].length_ns), (1, FRAME / 4));
+    assert!(
+        windows(&[250; VMS_MAX + 1]).is_err(),
+        "as many limits as VMs at most"
+    );
+}
+
+#[test]
 fn vm_is_busy_while_one_of_its_threads_wants_a_fiftieth_of_the_time() {
     let begun = Instant::now();
     let mut measures = Measures::default();
@@ -96,4 +135,7 @@ fn vm_is_busy_while_one_of_its_threads_wants_a_fiftieth_of_the_time() {
     assert_eq!(busy_at(10, &[(1, 900), (2, 200)]), ["one"]);
     assert!(busy_at(20, &[(1, 900), (2, 399)]).is_empty());
     assert!(busy_at(30, &[(3, 5_000)]).is_empty(), "a thread of another boot");
+    assert_eq!(busy_at(40, &[(3, 10_000)]), ["one"]);
+    assert_eq!(measures.wanted_permille["one"], [500]);
+    assert_eq!(measures.wanted_permille["two"], [0]);
 }
