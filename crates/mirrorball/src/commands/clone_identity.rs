@@ -121,11 +121,7 @@ fn networks_of(clones: &[Clone<'_>]) -> Vec<NetworkReport> {
         .unwrap_or_default()
 }
 
-fn identity_on(
-    networks: &[NetworkReport],
-    parent: (&str, &VmSpec),
-    clone: &Clone<'_>,
-) -> Result<Identity> {
+fn identity_on(networks: &[NetworkReport], parent: (&str, &VmSpec), clone: &Clone<'_>) -> Result<Identity> {
     let mut seed = vec![0; SEED_BYTES];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut seed))
