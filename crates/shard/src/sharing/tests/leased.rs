@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::sharing::FolderSharing;
@@ -38,7 +38,7 @@ impl World {
     /// Opens the file with a lease, as the folder's process does.
     fn leased(&self) -> File {
         let file = File::open(self.path()).unwrap();
-        lease(&file).unwrap();
+        take_lease(&file);
         file
     }
 
@@ -62,6 +62,15 @@ fn lease(file: &File) -> nix::Result<()> {
     // SAFETY: the call takes no pointers.
     let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK as libc::c_int) };
     nix::errno::Errno::result(taken).map(drop)
+}
+
+/// Takes a lease. A child that another test starts has the file open for writing until its program begins.
+fn take_lease(file: &File) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = lease(file) {
+        assert!(error == nix::Error::EAGAIN && Instant::now() < limit, "{error}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A program of the host that waits to open the file for writing, and then cuts it to one byte.
@@ -159,7 +168,7 @@ fn file_without_a_lease_or_that_is_no_whole_page_is_refused() {
     drop(writable);
     fs::write(world.folder.path().join("small"), "small").unwrap();
     let small = File::open(world.folder.path().join("small")).unwrap();
-    lease(&small).unwrap();
+    take_lease(&small);
     assert!(!world.sharing.receive(NODE, small), "less than a page");
     assert!(
         !world
@@ -189,7 +198,7 @@ fn unused_file_is_given_back_and_the_number_of_files_is_bounded() {
     for (node, name) in names.iter().enumerate() {
         fs::write(name, [1; 4096]).unwrap();
         let file = File::open(name).unwrap();
-        lease(&file).unwrap();
+        take_lease(&file);
         taken += usize::from(world.sharing.receive(node as u64, file));
     }
     assert_eq!(taken, FILES_MAX);
