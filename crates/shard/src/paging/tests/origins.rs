@@ -58,8 +58,8 @@ fn origin_is_recorded_once_and_only_of_a_read_that_has_filled_its_memory() {
     let (rig, _file, store) = rig_of_image();
     let mut origins = PageOrigins::new(&rig.paging, &*store).unwrap();
     (0..8).for_each(|page| rig.write(page, 1));
-    origins.begin(0, &*store, 0, &memory_of(&rig, [0..4]));
-    origins.begin(1, &*store, 4 * PAGE_BYTES, &memory_of(&rig, [4..8]));
+    origins.begin(0, &*store, 0, &memory_of(&rig, Some(0..4)));
+    origins.begin(1, &*store, 4 * PAGE_BYTES, &memory_of(&rig, Some(4..8)));
     origins.end(0, false);
     origins.end(1, true);
     for page in 0..4 {
@@ -70,7 +70,7 @@ fn origin_is_recorded_once_and_only_of_a_read_that_has_filled_its_memory() {
     rig.paging.state().set.release_former(4);
     origins.end(1, true);
     assert_eq!(slot_of(&rig, 4), None);
-    origins.begin(0, &*store, 0, &memory_of(&rig, [0..4]));
+    origins.begin(0, &*store, 0, &memory_of(&rig, Some(0..4)));
     origins.clear();
     origins.end(0, true);
     assert_eq!(slot_of(&rig, 0), None, "the device was reset");
@@ -85,7 +85,7 @@ fn slots_of_pages_that_a_read_has_filled_anew_are_free() {
     rig.settle();
     let free = rig.number("/file/free_bytes");
     assert!((0..8).all(|page| slot_of(&rig, page).is_some()), "they came back");
-    origins.begin(0, &*store, 0, &memory_of(&rig, [0..8]));
+    origins.begin(0, &*store, 0, &memory_of(&rig, Some(0..8)));
     origins.end(0, true);
     assert_eq!(rig.number("/file/free_bytes"), free + 8 * PAGE_BYTES);
     (0..8).for_each(|page| assert_eq!(slot_of(&rig, page), of_image(&rig, page)));
@@ -111,16 +111,15 @@ fn each_page_of_a_long_run_has_its_origin() {
     let (rig, _file, store) = rig_of_image();
     let mut origins = PageOrigins::new(&rig.paging, &*store).unwrap();
     (99..702).for_each(|page| rig.write(page, 1));
-    origins.begin(0, &*store, 3 * PAGE_BYTES, &memory_of(&rig, [100..701]));
+    origins.begin(0, &*store, 3 * PAGE_BYTES, &memory_of(&rig, Some(100..701)));
     origins.end(0, true);
     for page in 100..701 {
         assert_eq!(slot_of(&rig, page), of_image(&rig, page - 97), "page {page}");
     }
     assert_eq!([99, 701].map(|page| slot_of(&rig, page)), [None; 2]);
     // Faults are answered between two holds of the lock.
-    let whole = |pages| holds(pages).collect::<Vec<_>>();
-    assert_eq!(whole(601), [0..256, 256..512, 512..601]);
-    assert_eq!((whole(256), whole(0)), (vec![0..256], vec![]));
+    assert_eq!(holds(601).collect::<Vec<_>>(), [0..256, 256..512, 512..601]);
+    assert_eq!((holds(256).count(), holds(0).count()), (1, 0));
 }
 
 #[test]
