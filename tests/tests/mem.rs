@@ -135,6 +135,8 @@ fn explained_pages_add_up_to_the_memory_that_the_host_counts() {
     let scratch = Scratch::new("explain");
     let vm = VmFile::new("explain").memory("256M").start(&scratch);
     vm.add_tool();
+    // A guest that has just booted gives memory back.
+    settled();
     let (map, table) = (explain(&vm), settled());
     let row = row(&table, &vm);
     let report = format!("{map:#}\n{row:#}");
