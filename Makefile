@@ -30,7 +30,7 @@ help:
 	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm and bench-compile counted"
 	@echo "make bench-compile    what a build waits for in a VM over two nodes, for the model (7 min without usable KVM)"
 	@echo "make bench-coherent   starts of a VM over two nodes with a copy of the memory each, beside a plain one's (6 min without usable KVM)"
-	@echo "make bench-net        TCP between two VMs on a subnet, beside QEMU's on a bridge with vhost (not timed yet)"
+	@echo "make bench-net        TCP between two VMs on a subnet, beside QEMU's on a bridge with vhost (4 min without usable KVM)"
 	@echo "make bench-scheduling   gangs of vCPUs in simulation, and the time that balancing of CPUs takes (1 min)"
 	@echo "make bench-cells      adoption of 50 VMs by a cell, its memory for each, and starts in a cell (4 min)"
 	@echo "make bench-cluster    two programs in one VM, in two cells that lend each other memory and CPUs, and in two that don't (10 min without usable KVM)"
