@@ -122,10 +122,7 @@ fn networks_of(clones: &[Clone<'_>]) -> Vec<NetworkReport> {
 }
 
 fn identity_on(networks: &[NetworkReport], parent: (&str, &VmSpec), clone: &Clone<'_>) -> Result<Identity> {
-    let mut seed = vec![0; SEED_BYTES];
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut seed))
-        .into_diagnostic()?;
+    let seed = random(SEED_BYTES)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let (from, to) = (
         cell::open::hardware_addresses(parent.1, parent.0).into_diagnostic()?,
@@ -144,6 +141,15 @@ fn identity_on(networks: &[NetworkReport], parent: (&str, &VmSpec), clone: &Clon
         seed,
         unix_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     })
+}
+
+/// Returns random bytes of the host.
+pub fn random(count: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; count];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut bytes))
+        .into_diagnostic()?;
+    Ok(bytes)
 }
 
 /// Returns the IPv4 settings of a VM's card; none if it is not on a subnet.

@@ -1,7 +1,5 @@
 //! Templates of warm starts: `image warm`, and the template from which `run --warm` starts VMs.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,7 +21,7 @@ use registry::vms::BOOT_LIMIT_S;
 use serde_json::json;
 
 use super::clone::wait;
-use super::clone_identity::{Clone, identity};
+use super::clone_identity::{Clone, identity, random};
 use super::execution_site::{self, LabChoice, RequiredIsolation};
 use super::host_file;
 use crate::guest;
@@ -397,14 +395,6 @@ impl Parent {
             )
         })
     }
-}
-
-fn random(count: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; count];
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut bytes))
-        .into_diagnostic()?;
-    Ok(bytes)
 }
 
 fn hex(bytes: &[u8]) -> String {
