@@ -212,7 +212,7 @@ fn answer_that_is_longer_than_the_guest_accepts_is_truncated() {
         if passes {
             assert_eq!(answer, &long[..bytes]);
         } else {
-            // The question alone, with the bit that says so.
+            // The question without an answer, and with the bit of truncation.
             assert_eq!(answer.len(), question.len());
             assert_eq!(answer[2..12], [0x83, 0x80, 0, 1, 0, 0, 0, 0, 0, 0]);
             assert_eq!(answer[12..], question[12..]);
