@@ -51,6 +51,8 @@ impl Tracees {
                         // One that its traced parent has just made is traced already.
                         Err(error)
                             if error.raw_os_error() == Some(libc::EPERM) && is_traced(pid, thread)? => {}
+                        // It has ended since the folder was read.
+                        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
                         other => other?,
                     }
                     entry.insert(pid);
