@@ -127,6 +127,7 @@ pub fn build_debian(
     record.disk = Some(build.file("root.raw", true)?);
     record.format = Some("raw".into());
     record.cmdline = DEBIAN_CMDLINE.into();
+    record.packages = request.packages.clone();
     record.built_from = format!("Debian {SUITE}: {}, {}", kernel.package, include.join(", "));
     build.publish(&record)?;
     Ok(record)

@@ -30,6 +30,27 @@ pub struct Record {
     pub created_s: u64,
     /// Version of its agent ([`super::agent_version`]); `None` for an imported image.
     pub agent: Option<String>,
+    /// Packages that the user requested beside those of the recipe.
+    #[serde(default)]
+    pub packages: Vec<String>,
+}
+
+/// Why an image that was built is to be built anew.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Outdated {
+    /// Another version of this program built it.
+    OtherVersion,
+    /// It lacks packages that are requested now.
+    Lacks(Vec<String>),
+}
+
+impl std::fmt::Display for Outdated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OtherVersion => f.write_str("built by another version"),
+            Self::Lacks(packages) => write!(f, "built without {}", packages.join(", ")),
+        }
+    }
 }
 
 /// One file of an image.
@@ -60,7 +81,20 @@ impl Record {
             built_from,
             created_s: since.as_secs(),
             agent: None,
+            packages: Vec::new(),
         }
+    }
+
+    /// Why the image is to be built anew if it shall have this agent, command line and further packages.
+    /// `None` for a current image, and for an imported one, which has any agent and any command line.
+    pub fn outdated(&self, agent: &str, cmdline: &str, packages: &[String]) -> Option<Outdated> {
+        let had = self.agent.as_deref()?;
+        if had != agent || self.cmdline != cmdline {
+            return Some(Outdated::OtherVersion);
+        }
+        let lacks = packages.iter().filter(|name| !self.packages.contains(name));
+        let lacks: Vec<String> = lacks.cloned().collect();
+        (!lacks.is_empty()).then_some(Outdated::Lacks(lacks))
     }
 
     /// Format of the root disk.
@@ -80,5 +114,37 @@ impl Record {
     /// Yields the files.
     pub fn files(&self) -> impl Iterator<Item = &FileRecord> {
         [&self.kernel, &self.initrd, &self.disk].into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// Promise CMD-31.
+    #[test]
+    fn image_without_a_requested_package_is_outdated() {
+        let mut record = Record::new("debian-12", String::new());
+        record.agent = Some("1".into());
+        record.cmdline = "quiet".into();
+        record.packages = names(&["make", "gcc"]);
+        let outdated = |packages: &[&str]| record.outdated("1", "quiet", &names(packages));
+        assert_eq!(outdated(&[]), None);
+        assert_eq!(outdated(&["gcc", "make"]), None);
+        let lacks = Outdated::Lacks(names(&["git", "jq"]));
+        assert_eq!(lacks.to_string(), "built without git, jq");
+        assert_eq!(outdated(&["git", "gcc", "jq"]), Some(lacks));
+        assert_eq!(record.outdated("2", "quiet", &[]), Some(Outdated::OtherVersion));
+        assert_eq!(record.outdated("1", "", &[]), Some(Outdated::OtherVersion));
+    }
+
+    #[test]
+    fn imported_image_is_never_outdated() {
+        let record = Record::new("own", String::new());
+        assert_eq!(record.outdated("1", "quiet", &names(&["gcc"])), None);
     }
 }

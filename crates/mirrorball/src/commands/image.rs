@@ -67,7 +67,7 @@ pub struct BuildArgs {
     /// The image's name, when not that of the recipe
     #[arg(long)]
     name: Option<String>,
-    /// Do nothing when there is an image of this name with this program's agent
+    /// Do nothing when there is an image of this name with this program's agent and these packages
     #[arg(long)]
     if_missing: bool,
 }
@@ -171,22 +171,23 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     let own_name = arguments.what.name();
     let name = arguments.name.clone().unwrap_or_else(|| own_name.to_owned());
     let agent = agent_program();
+    let mut packages = arguments.packages.clone();
     if arguments.if_missing
         && let Ok(image) = store.get(&name)
     {
-        // An imported image has any agent and any command line.
-        let is_current = match &image.record.agent {
-            None => true,
-            // An error comes before the image is removed.
-            Some(had) => agent_version(&agent)? == *had && image.record.cmdline == arguments.what.cmdline(),
-        };
-        if is_current {
+        let had = &image.record;
+        // Errors come before the old image is removed: also of a machine without a configured archive.
+        let agent = agent_version(&agent)?;
+        let Some(why) = had.outdated(&agent, arguments.what.cmdline(), &packages) else {
             return Ok(());
-        }
-        // Checked before the old image is removed: a machine without a configured archive keeps it.
+        };
         sources(&arguments)?;
+        // Who requested the packages that it has still needs them.
+        packages.extend(had.packages.iter().cloned());
+        packages.sort();
+        packages.dedup();
+        println!("{name}: {why}, so it is built anew");
         drop(image);
-        println!("{name}: built by another version, so it is built anew");
         store.remove(&name)?;
     }
     let sources = sources(&arguments)?;
@@ -201,7 +202,7 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         Recipe::Debian12 => {
             let request = DebianRequest {
                 name,
-                packages: arguments.packages,
+                packages,
                 size_bytes: arguments.size.0,
                 kernel,
                 sources,
