@@ -70,12 +70,11 @@ fn of_card(
     if let Some(counts) = paths.nat.counts(id) {
         add_outside(&counts, &mut counters, &mut dropped);
     }
-    let [a, b, c, d, e, f] = card.mac;
     CardReport {
         vm: member.vm.clone(),
         card: member.number,
         names: vec![card.name.clone(), format!("{}.{}", card.name, dns::DOMAIN)],
-        mac: format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"),
+        mac: subnet::write_mac(card.mac),
         addresses: vec![IpAddr::from(addresses.ipv4), addresses.ipv6.into()],
         forward: member.forward.clone(),
         host: member.host,

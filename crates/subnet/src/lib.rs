@@ -26,5 +26,5 @@ pub mod tap;
 
 pub use error::SubnetError;
 pub use forward::{PortForward, Protocol};
-pub use mac::{mac_address, parse_mac};
+pub use mac::{mac_address, parse_mac, write_mac};
 pub use process::Egress;

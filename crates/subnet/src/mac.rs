@@ -32,6 +32,11 @@ pub fn parse_mac(text: &str) -> Result<[u8; 6], SubnetError> {
     Ok(address)
 }
 
+/// Writes an address as [`parse_mac`] reads it.
+pub fn write_mac(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +65,7 @@ mod tests {
             parse_mac("52:54:00:12:34:aF").unwrap(),
             [0x52, 0x54, 0, 0x12, 0x34, 0xaf]
         );
+        assert_eq!(write_mac([0x52, 0x54, 0, 0x12, 0x34, 0xaf]), "52:54:00:12:34:af");
         for text in [
             "",
             "52:54:00:12:34",

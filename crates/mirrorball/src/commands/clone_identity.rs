@@ -90,9 +90,9 @@ fn silent_cards(spec: &VmSpec, kept: &[[u8; 6]], own: &[[u8; 6]]) -> Vec<usize> 
 pub fn kept_cards(parent: (&str, &VmSpec)) -> Result<Option<Vec<NetSpec>>> {
     let addresses = cell::open::hardware_addresses(parent.1, parent.0).into_diagnostic()?;
     let mut cards = parent.1.nets.clone();
-    for (card, [a, b, c, d, e, f]) in cards.iter_mut().flatten().zip(addresses) {
+    for (card, address) in cards.iter_mut().flatten().zip(addresses) {
         if card.kind == NetKind::Subnet {
-            card.mac = Some(format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"));
+            card.mac = Some(subnet::write_mac(address));
         }
     }
     Ok(cards)

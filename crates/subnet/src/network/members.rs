@@ -12,6 +12,7 @@ use super::header::is_group;
 use super::rate::Limiter;
 use super::settings::{Gateway, LINK_LOCAL, Settings, has_prefix, hash, interface_address};
 use super::{CARDS_MAX, CardId, LEARNT_MAX};
+use crate::write_mac;
 
 /// Name of the gateway, which no VM can have.
 pub const GATEWAY_NAME: &str = "_gateway";
@@ -97,10 +98,10 @@ impl Members {
             return Err(AttachError::NameTaken(card.name));
         }
         if is_group(card.mac) || card.mac == [0; 6] {
-            return Err(AttachError::Mac(mac_text(card.mac)));
+            return Err(AttachError::Mac(write_mac(card.mac)));
         }
         if card.mac == self.gateway.mac || self.macs.contains_key(&card.mac) {
-            return Err(AttachError::MacTaken(mac_text(card.mac)));
+            return Err(AttachError::MacTaken(write_mac(card.mac)));
         }
         if self.cards.len() >= CARDS_MAX {
             return Err(AttachError::Full(self.cards.len()));
@@ -266,8 +267,4 @@ impl Members {
 fn is_host_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty() && name.len() <= 63 && name.chars().all(allowed) && !name.starts_with(['.', '-'])
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

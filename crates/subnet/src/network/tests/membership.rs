@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
+use crate::write_mac;
 
 fn attach(network: &mut Network, id: u64, card: Card) -> Result<Addresses, AttachError> {
     network.attach(CardId(id), card, Instant::now())
@@ -62,7 +63,7 @@ fn second_user_of_a_name_or_address_is_refused() {
                 mac: network.gateway().mac,
                 ..card("other", 2)
             },
-            AttachError::MacTaken(network.gateway().mac.map(|byte| format!("{byte:02x}")).join(":")),
+            AttachError::MacTaken(write_mac(network.gateway().mac)),
         ),
         (
             2,
