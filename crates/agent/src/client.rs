@@ -134,8 +134,3 @@ fn broken(error: io::Error) -> ClientError {
 fn gone() -> ClientError {
     ClientError::Io(io::ErrorKind::UnexpectedEof.into())
 }
-
-/// Returns bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}

@@ -8,8 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use data_encoding::BASE64;
 use serde_json::{Value, json};
 use support::vm::{CONSOLE, FakeVm};
 use support::{Api, LIMIT, until};
@@ -42,7 +41,7 @@ fn shell(script: &str) -> Value {
 
 #[track_caller]
 fn decoded(value: &Value) -> String {
-    String::from_utf8(BASE64_STANDARD.decode(value.as_str().unwrap()).unwrap()).unwrap()
+    String::from_utf8(BASE64.decode(value.as_str().unwrap().as_bytes()).unwrap()).unwrap()
 }
 
 fn runs(pid: &str) -> bool {
@@ -55,7 +54,7 @@ fn program_in_a_guest_gets_its_input_and_its_status_and_output_come_back() {
     let api = Api::start();
     let _vm = api.vm("a");
     let mut order = shell("cat; echo $WHO >&2; pwd; exit 3");
-    order["stdin"] = BASE64_STANDARD.encode("input\n").into();
+    order["stdin"] = BASE64.encode(b"input\n").into();
     order["env"] = json!({"WHO": "me"});
     order["cwd"] = "/tmp".into();
     let answer = api.exec(&order);

@@ -5,10 +5,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use data_encoding::HEXLOWER;
 use nix::sys::statvfs::fstatvfs;
 use sha2::{Digest, Sha256};
 
-use super::{ClientError, Stream, answer, broken, checked, gone, hex, open};
+use super::{ClientError, Stream, answer, broken, checked, gone, open};
 use crate::protocol::{End, Kind, Request};
 use crate::wire::{PEER_TIMEOUT, Wire};
 
@@ -91,7 +92,7 @@ pub fn put_all(
         bytes += length as u64;
         progress(bytes);
     }
-    let sha256 = hex(&hash.finalize());
+    let sha256 = HEXLOWER.encode(&hash.finalize());
     let end = End { bytes, sha256 };
     wire.send_json(Kind::End, &end)?;
     match answer(&mut wire)?.kind {
@@ -212,7 +213,7 @@ impl GuestFile {
                     let end: End = frame
                         .json()
                         .map_err(|error| ClientError::Protocol(error.to_string()))?;
-                    if end.bytes != bytes || end.sha256 != hex(&hash.finalize()) {
+                    if end.bytes != bytes || end.sha256 != HEXLOWER.encode(&hash.finalize()) {
                         return Err(ClientError::Protocol("the file's checksum is wrong".into()));
                     }
                     return Ok(Copied {

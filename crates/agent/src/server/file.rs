@@ -7,10 +7,10 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use super::{ready, ready_to_send, refuse};
-use crate::client::hex;
 use crate::protocol::{End, FrameError, Kind};
 use crate::wire::Wire;
 
@@ -145,7 +145,7 @@ impl Incoming {
     }
 
     fn finish(&mut self, end: &End) -> Result<(), FileError> {
-        let sum = hex(&std::mem::take(&mut self.hash).finalize());
+        let sum = HEXLOWER.encode(&std::mem::take(&mut self.hash).finalize());
         if end.bytes != self.bytes || end.sha256 != sum {
             return Err(FileError::Damaged(self.place.display().to_string()));
         }
@@ -204,7 +204,7 @@ pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
         Kind::End,
         &End {
             bytes,
-            sha256: hex(&hash.finalize()),
+            sha256: HEXLOWER.encode(&hash.finalize()),
         },
     )
 }

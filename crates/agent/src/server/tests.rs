@@ -7,10 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 use super::serve;
-use crate::client::{self, ClientError, hex};
+use crate::client::{self, ClientError};
 use crate::protocol::{End, ExecRequest, ExitStatus, FRAME_BYTES_MAX, Kind, Request, WindowSize, frame};
 
 fn connect() -> UnixStream {
@@ -268,7 +269,7 @@ fn copied_file_is_never_set_user_id_and_private_when_the_agent_sends_no_mode() {
         Kind::End,
         &End {
             bytes: 0,
-            sha256: hex(&Sha256::digest(b"")),
+            sha256: HEXLOWER.encode(&Sha256::digest(b"")),
         },
         &mut bytes,
     );
@@ -538,5 +539,5 @@ fn source_that_fails_leaves_no_file_in_the_guest() {
     let sent = client::put_all(connect(), &mut &b"whole"[..], place, &mut |_| {}).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"whole");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
-    assert_eq!(sent.sha256, hex(&Sha256::digest(b"whole")));
+    assert_eq!(sent.sha256, HEXLOWER.encode(&Sha256::digest(b"whole")));
 }

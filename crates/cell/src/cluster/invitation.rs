@@ -11,9 +11,8 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use config::cluster::CellSpec;
+use data_encoding::BASE64URL_NOPAD;
 use serde::{Deserialize, Serialize};
 use urpc::tls::KeyRequest;
 
@@ -59,7 +58,7 @@ impl fmt::Display for Token {
         bytes.extend_from_slice(format!("{} {}", self.address, self.host).as_bytes());
         // A cut token has another length than a whole one. Names of hosts have 63 bytes at most.
         bytes[1] = u8::try_from(bytes.len()).map_err(|_| fmt::Error)?;
-        out.write_str(&URL_SAFE_NO_PAD.encode(bytes))
+        out.write_str(&BASE64URL_NOPAD.encode(&bytes))
     }
 }
 
@@ -80,8 +79,8 @@ impl FromStr for Token {
     type Err = TokenError;
 
     fn from_str(text: &str) -> Result<Self, TokenError> {
-        let bytes = URL_SAFE_NO_PAD
-            .decode(text.trim())
+        let bytes = BASE64URL_NOPAD
+            .decode(text.trim().as_bytes())
             .map_err(|_| TokenError::Nonsense)?;
         if bytes.first().is_some_and(|version| *version != VERSION) {
             return Err(TokenError::Version);

@@ -8,8 +8,7 @@ use agent::protocol::{ExecRequest, ExitStatus};
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::{Extension, Json};
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use data_encoding::BASE64;
 use operations::guest::explain;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -92,8 +91,8 @@ pub(crate) async fn exec(
         return Err(Problem::bad_request("argv is empty; name a program"));
     }
     let deadline = deadline(limit_s)?;
-    let input = BASE64_STANDARD
-        .decode(stdin)
+    let input = BASE64
+        .decode(stdin.as_bytes())
         .map_err(|error| Problem::bad_request(format!("stdin: {error}; write it as base64")))?;
     let slot = context.slots.take(caller)?;
     run_in_slot(slot, move |presence| {
@@ -118,8 +117,8 @@ pub(crate) async fn exec(
                 Some(ExitStatus::Code(_)) | None => None,
             },
             timed_out: output.status.is_none(),
-            stdout: BASE64_STANDARD.encode(output.stdout),
-            stderr: BASE64_STANDARD.encode(output.stderr),
+            stdout: BASE64.encode(&output.stdout),
+            stderr: BASE64.encode(&output.stderr),
             truncated: output.is_truncated,
         }))
     })

@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
 
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -24,7 +25,7 @@ pub fn plain(file: &mut File) -> io::Result<String> {
             length => hash.update(&buffer[..length]),
         }
     }
-    Ok(format!("sha256:{}", hex(&hash.finalize())))
+    Ok(format!("sha256:{}", HEXLOWER.encode(&hash.finalize())))
 }
 
 /// Returns `sha256-nonzero-64k:…` of a disk.
@@ -49,7 +50,10 @@ pub fn sparse(file: &File) -> io::Result<String> {
         block += 1;
     }
     hash.update(length.to_le_bytes());
-    Ok(format!("sha256-nonzero-64k:{}", hex(&hash.finalize())))
+    Ok(format!(
+        "sha256-nonzero-64k:{}",
+        HEXLOWER.encode(&hash.finalize())
+    ))
 }
 
 /// Returns the next offset at or after `from` that has data; `None` if there is none.
@@ -66,8 +70,4 @@ fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
         Some(libc::EINVAL) => Ok(Some(from)),
         _ => Err(error),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

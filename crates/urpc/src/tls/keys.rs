@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use data_encoding::HEXLOWER;
 use hostfiles::{private, replace_file};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
@@ -296,7 +297,7 @@ pub fn revoke(folder: &Path, name: &str) -> Result<PathBuf, TlsError> {
 fn record(folder: &Path, name: &str, certificate: &CertificateDer<'_>) -> Result<(), TlsError> {
     let path = folder.join(ISSUED);
     let serial = serial(certificate).map_err(|error| wrong(&path, error))?;
-    let digits: String = serial.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = HEXLOWER.encode(&serial);
     private::log(&path)
         .and_then(|mut file| file.write_all(format!("{name} {digits}\n").as_bytes()))
         .map_err(|error| wrong(&path, error))

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use data_encoding::BASE64;
 use serde_json::{Value, json};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 use urpc::tls::KeyFiles;
@@ -81,7 +80,7 @@ impl Etcd {
 
     /// A key's value.
     pub fn get(&self, key: &str) -> io::Result<Option<String>> {
-        let answer = self.ask("kv/range", &json!({ "key": STANDARD.encode(key) }))?;
+        let answer = self.ask("kv/range", &json!({ "key": BASE64.encode(key.as_bytes()) }))?;
         let entry = &answer["kvs"][0]["value"];
         if entry.is_null() {
             return Ok(None);
@@ -117,7 +116,7 @@ impl Etcd {
         mark: &Put<'_>,
     ) -> io::Result<bool> {
         let mut success = written(std::slice::from_ref(mark));
-        success.push(json!({ "requestDeleteRange": { "key": STANDARD.encode(key) } }));
+        success.push(json!({ "requestDeleteRange": { "key": BASE64.encode(key.as_bytes()) } }));
         self.commit(&json!([has(key, value), has(other.0, other.1)]), &success)
     }
 
@@ -131,7 +130,7 @@ impl Etcd {
     /// Removes `key` and writes `puts`, whatever was there.
     pub fn replace(&self, key: &str, puts: &[Put<'_>]) -> io::Result<()> {
         let mut success = written(puts);
-        success.push(json!({ "requestDeleteRange": { "key": STANDARD.encode(key) } }));
+        success.push(json!({ "requestDeleteRange": { "key": BASE64.encode(key.as_bytes()) } }));
         self.commit(&json!([]), &success).map(drop)
     }
 
@@ -178,12 +177,13 @@ fn tls(keys: &KeyFiles) -> io::Result<TlsConfig> {
 fn range(prefix: &str) -> io::Result<(String, String)> {
     let mut end = prefix.as_bytes().to_vec();
     *end.last_mut().ok_or_else(strange)? += 1;
-    Ok((STANDARD.encode(prefix), STANDARD.encode(end)))
+    Ok((BASE64.encode(prefix.as_bytes()), BASE64.encode(&end)))
 }
 
 fn written(puts: &[Put<'_>]) -> Vec<Value> {
     let write = |put: &Put<'_>| {
-        let mut written = json!({ "key": STANDARD.encode(put.key), "value": STANDARD.encode(put.value) });
+        let mut written =
+            json!({ "key": BASE64.encode(put.key.as_bytes()), "value": BASE64.encode(put.value.as_bytes()) });
         if let Some(lease) = put.lease {
             written["lease"] = lease.0.clone().into();
         }
@@ -194,13 +194,13 @@ fn written(puts: &[Put<'_>]) -> Vec<Value> {
 
 /// The condition that there is no such key.
 fn is_absent(key: &str) -> Value {
-    json!({ "key": STANDARD.encode(key), "target": "VERSION", "result": "EQUAL", "version": "0" })
+    json!({ "key": BASE64.encode(key.as_bytes()), "target": "VERSION", "result": "EQUAL", "version": "0" })
 }
 
 /// The condition that a key has a value.
 fn has(key: &str, value: &str) -> Value {
     json!({
-        "key": STANDARD.encode(key), "target": "VALUE", "result": "EQUAL", "value": STANDARD.encode(value)
+        "key": BASE64.encode(key.as_bytes()), "target": "VALUE", "result": "EQUAL", "value": BASE64.encode(value.as_bytes())
     })
 }
 
@@ -224,8 +224,8 @@ fn number(value: &Value) -> u64 {
 }
 
 fn text(value: &Value) -> io::Result<String> {
-    let bytes = STANDARD
-        .decode(value.as_str().unwrap_or_default())
+    let bytes = BASE64
+        .decode(value.as_str().unwrap_or_default().as_bytes())
         .map_err(io::Error::other)?;
     String::from_utf8(bytes).map_err(io::Error::other)
 }

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use data_encoding::BASE64;
 use serde_json::{Value, json};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use urpc::tls::Subject;
@@ -166,7 +165,7 @@ fn a_cell_looks_less_often_where_silence_may_last_long() {
 /// A request that deletes all keys of cells.
 fn everything() -> Value {
     let end = format!("{}0", PREFIX.trim_end_matches('/'));
-    json!({ "key": STANDARD.encode(PREFIX), "range_end": STANDARD.encode(end) })
+    json!({ "key": BASE64.encode(PREFIX.as_bytes()), "range_end": BASE64.encode(end.as_bytes()) })
 }
 
 /// A member's channels: lost links go in, events come out.
