@@ -34,9 +34,8 @@ pub const HALT_HYSTERESIS: Nanos = 200 * MICROSECOND;
 /// Window over which halts of a vCPU are counted, of the time in which no driver stops it. Ours: ten ticks,
 /// so that a vCPU leaves or joins its gang ten times a second at most.
 pub const HALT_WINDOW: Nanos = 100 * MILLISECOND;
-/// Rate of halts from which a vCPU is better off without its gang. Ours: a halt is noticed within a
-/// millisecond, so that at this rate a gang leaves a quarter of the CPU unused at most. The least gain of a
-/// gang that was measured is as large: 1.25 (`docs/results/tables/gangs.md`, threads that spin, Linux).
+/// Rate of halts from which a vCPU may be better off without its gang. Ours: a halt is noticed within a
+/// millisecond, so that at this rate a gang may leave a quarter of the CPU unused.
 pub const HALTS_HIGH_PER_S: u64 = 250;
 /// Rate of halts below which a busy vCPU joins its gang again. Ours: a fifth, so that a rate that varies does
 /// not move it in and out.

@@ -5,7 +5,7 @@ use policy::cpu::CpuId;
 use policy::cpu::assignment::{Reserved, assign};
 use policy::cpu::set::CpuSet;
 use policy::cpu::topology::Topology;
-use policy::cpu::tunables::Tunables;
+use policy::cpu::tunables::{HALT_HYSTERESIS, Tunables};
 use policy::cpu::view::Terms;
 
 use super::costs::Costs;
@@ -60,7 +60,12 @@ pub struct Run {
 /// that, or a rule was broken.
 pub fn run(vms: u16, scheduler: Scheduler, wait: Wait, work_ns: Time, seed: u64) -> Option<Run> {
     let topology = Topology::regular(1, 4, CPUS / 4);
-    let mut world = World::new(topology.clone(), Tunables::default(), Costs::PAPER, 0, seed);
+    let tunables = Tunables {
+        // The simulated driver notices a halt at once, and keeps the CPU for the hysteresis alone.
+        halts_high_per_s: SECOND / (4 * HALT_HYSTERESIS),
+        ..Tunables::default()
+    };
+    let mut world = World::new(topology.clone(), tunables, Costs::PAPER, 0, seed);
     if scheduler == Scheduler::RoundRobin {
         world = world.with_round_robin();
     }

@@ -47,7 +47,7 @@ fn sample(vm: u16, ran_us: u64, halts: u64) -> Event {
     let sample = Sample {
         length: 10 * MILLISECOND,
         ran: ran_us * 1_000,
-        ready: 9 * MILLISECOND,
+        ready: 7 * MILLISECOND,
         halts,
     };
     Event::Vcpu {
