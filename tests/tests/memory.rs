@@ -205,15 +205,20 @@ fn guest_swaps_pages_that_are_paged_out_without_io() {
         .key("paging_disk", "\"256M\"")
         .start(&scratch);
     vm.add_tool();
+    // A guest of 128 MiB swaps nothing if it holds 115.
+    let (resident, mib) = match in_campaign() {
+        true => ("48M", "140"),
+        false => ("88M", "122"),
+    };
     // The guest has booted by then, which would be slow with so little.
-    mirrorball(["update", vm.name(), "--resident", "48M"]).ok();
+    mirrorball(["update", vm.name(), "--resident", resident]).ok();
     let serial = vm.sh("grep -lx paging /sys/block/vd*/serial");
     let device = serial
         .trim()
         .trim_end_matches("/serial")
         .replace("/sys/block", "/dev");
     vm.sh(&format!("mkswap {device} && swapon {device}"));
-    vm.tool(&["hold", "140", "1"]).limit(INFLATE_LIMIT * 2).ok();
+    vm.tool(&["hold", mib, "1"]).limit(INFLATE_LIMIT * 2).ok();
     let counted = vm.inspect()["status"]["paging"].clone();
     assert_eq!(number(&counted, "/disk/bytes"), 256 * MIB);
     for counter in ["/disk/writes/without_io", "/disk/reads/without_io"] {
