@@ -78,6 +78,8 @@ pub struct Program {
     pub place: Place,
     /// The rights with which it runs.
     pub rights: Rights,
+    /// Module of the tests that run; without one all do.
+    pub module: Option<&'static str>,
 }
 
 impl Program {
@@ -88,6 +90,7 @@ impl Program {
             let own = std::env::current_exe().map_err(|error| error.to_string())?;
             words.splice(0..0, [own.display().to_string(), argument.to_owned()]);
         }
+        words.extend(self.module.map(|module| format!("{module}::")));
         Ok(words)
     }
 }
@@ -130,7 +133,9 @@ const AS_USER: &[&str] = &[
 const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus", "virtiofs"];
 /// Guest programs whose guests are a few instructions, which a KVM that emulates runs, too, in a tenth of the
 /// time of a lab host. A campaign runs them in a lab host, which has NUMA nodes and control groups.
-const ON_ANY_KVM: &[&str] = &["cells", "networks", "placement", "service"];
+const ON_ANY_KVM: &[&str] = &["admission", "cells", "networks", "placement", "service"];
+/// Modules of these whose tests run in a lab host besides, for its control groups.
+const ALSO_WITH_GROUPS: &[(&str, &str)] = &[("admission", "limits")];
 /// CPUs that four cells need.
 const CPUS_OF_FOUR_CELLS: usize = 4;
 
@@ -172,6 +177,15 @@ pub fn find(messages: &str, guests: Guests) -> Result<Vec<Program>, String> {
             && let Some(path) = message["executable"].as_str()
         {
             let mut program = program(&message, path, guests, cpus)?;
+            let with_groups = ALSO_WITH_GROUPS.iter().find(|(name, _)| *name == program.name);
+            if let Some((_, module)) = with_groups.filter(|_| emulated && program.place == Place::Here) {
+                programs.push(Program {
+                    name: format!("{} with control groups", program.name),
+                    place: Place::Lab(Shape::TwoNodes),
+                    module: Some(module),
+                    ..program.clone()
+                });
+            }
             if is_root && program.place != Place::Unit && AS_USER.contains(&program.name.as_str()) {
                 program.rights = Rights::User;
                 if ALSO_WITHOUT_NAMESPACES.contains(&program.name.as_str()) {
@@ -236,6 +250,7 @@ fn program(message: &Value, path: &str, guests: Guests, cpus: usize) -> Result<P
         path: path.into(),
         place,
         rights: Rights::Own,
+        module: None,
     })
 }
 
@@ -352,6 +367,36 @@ mod tests {
         let words = found[1].words().expect("the runner has a path");
         assert_eq!(words[1..], [user::ARGUMENT, "/deps/pmem-0"]);
         assert_eq!(found[2].words().expect("a path"), ["/deps/moves-0"]);
+    }
+
+    #[test]
+    fn limits_of_users_are_tested_with_control_groups_too() {
+        let found = find(&message("tests", "test", "admission"), EMULATED).expect("programs");
+        let told: Vec<_> = found
+            .iter()
+            .map(|program| (program.name.as_str(), program.place, program.module))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    "admission with control groups",
+                    Place::Lab(Shape::TwoNodes),
+                    Some("limits")
+                ),
+                ("admission", Place::Here, None),
+            ]
+        );
+        let words = found[0].words().expect("words");
+        assert_eq!(words, ["/deps/admission-0", "limits::"]);
+        for guests in [(false, true), (true, false)] {
+            let (emulated, any_kvm) = guests;
+            let found = find(
+                &message("tests", "test", "admission"),
+                Guests { emulated, any_kvm },
+            );
+            assert_eq!(found.expect("programs").len(), 1, "{guests:?}");
+        }
     }
 
     #[test]

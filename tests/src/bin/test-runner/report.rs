@@ -76,7 +76,10 @@ impl Report {
     fn failed(&self) -> Vec<Failure<'_>> {
         let mut failures = Vec::new();
         for outcome in &self.outcomes {
-            if matches!(outcome.run.end, End::Exited(0)) || outcome.again.as_ref().is_some_and(passed_again) {
+            // A module that was renamed would be left out silently.
+            let ran_none = outcome.program.module.is_some() && outcome.tests.is_empty();
+            let has_passed = matches!(outcome.run.end, End::Exited(0)) && !ran_none;
+            if has_passed || outcome.again.as_ref().is_some_and(passed_again) {
                 continue;
             }
             let (run, tests) = match &outcome.again {

@@ -22,7 +22,6 @@ const CAMPAIGN_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The slowest guest programs. They start first, so that none runs alone at the end.
 const LONGEST_FIRST: &[&str] = &[
     "memory",
-    "admission",
     "restarts",
     "cluster",
     "resources",
