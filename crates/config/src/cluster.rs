@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpulist;
 use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
-use crate::vm::Size;
+use crate::size::Size;
 
 pub use borrowing::BorrowingSpec;
 pub use change::SiteChange;

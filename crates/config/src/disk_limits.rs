@@ -5,7 +5,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Fault, fault};
-use crate::vm::{Size, VmSpec};
+use crate::size::Size;
+use crate::vm::VmSpec;
 
 /// A disk of a VM. In JSON and on the command line, `"root"` or a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

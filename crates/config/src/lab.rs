@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
-use crate::vm::Size;
+use crate::size::Size;
 
 pub use link::{Delay, DelayError, LinkSpec, Loss, LossError, Quality};
 

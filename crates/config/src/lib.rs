@@ -16,6 +16,7 @@ pub mod labels;
 mod promise;
 mod reader;
 pub mod settings;
+mod size;
 mod span;
 pub mod start_order;
 #[cfg(test)]
@@ -29,9 +30,10 @@ pub use fault::Fault;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
 pub use io_limit::{IoLimitError, IoLimitSpec};
 pub use labels::{Label, LabelError, Labels, Selector};
+pub use size::{Size, SizeError};
 pub use span::{SpanError, SpanMemory, SpanSpec};
 pub use validate::{Transport, check, forward, is_name, mac};
-pub use vm::{Size, SizeError, VmSpec};
+pub use vm::VmSpec;
 
 /// A parsed VM file: the spec, and the place of each part in the text.
 #[derive(Clone, Debug)]

@@ -1,7 +1,8 @@
 //! Memory of the host that a VM is promised, needs at worst, and is counted with.
 
+use crate::size::Size;
 use crate::validate::MEMORY_BESIDE_BYTES;
-use crate::vm::{Size, VmSpec};
+use crate::vm::VmSpec;
 
 /// Minimum of `resident`, bytes (`policy::memory::resident_set::LIMIT_MIN_PAGES`).
 pub(crate) const RESIDENT_MIN_BYTES: u64 = 16 << 20;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
-use crate::vm::Size;
+use crate::size::Size;
 pub use members::{MemberPolicy, Usage};
 
 /// Environment variable that names the file, instead of the default places.

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::CELLS_MAX;
 use crate::fault::{Fault, fault};
+use crate::size::Size;
 use crate::validate::asked_to_share;
-use crate::vm::{DiskDevice, PagesSpec, Size, VmSpec};
+use crate::vm::{DiskDevice, PagesSpec, VmSpec};
 
 /// Minimum memory of each shard, so that the guest's kernel accepts it as a NUMA node.
 const SHARD_MIN_BYTES: u64 = 64 << 20;

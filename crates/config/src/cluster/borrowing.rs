@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ClusterSpec;
 use crate::fault::{Fault, fault};
-use crate::vm::Size;
+use crate::size::Size;
 
 /// Smallest amount of each kind.
 const AMOUNT_MIN_BYTES: u64 = 1 << 20;

@@ -2,7 +2,7 @@
 
 use super::{CellPlan, HostNodes};
 use crate::cpulist;
-use crate::vm::Size;
+use crate::size::Size;
 
 /// Describes CPUs or memory that two clusters on one host share, as a part of a sentence; none if they share
 /// nothing.

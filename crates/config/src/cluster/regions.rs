@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::ClusterSpec;
 use crate::fault::{Fault, fault};
+use crate::size::Size;
 use crate::validate::is_name;
-use crate::vm::Size;
 
 /// Granularity of a region: the guest maps persistent memory with large pages.
 pub const REGION_STEP_BYTES: u64 = 2 << 20;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{ClusterSpec, MEMORY_MIN_BYTES, MembershipSpec, OnLost};
 use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
-use crate::vm::Size;
+use crate::size::Size;
 
 /// Maximum vCPUs of one user: more than for a thousand CPUs.
 const USER_CPUS_MAX: u32 = 1 << 16;

@@ -5,9 +5,10 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use crate::fault::{Fault, fault};
+use crate::size::Size;
 use crate::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec, PagesSpec, RootSpec,
-    SandboxSpec, Size, VmSpec,
+    SandboxSpec, VmSpec,
 };
 
 /// Policy for a member's VMs.

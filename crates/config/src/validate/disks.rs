@@ -1,7 +1,8 @@
 //! Checks of the disks of a VM: formats, modes, devices and combinations.
 
 use crate::fault::{Fault, fault};
-use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, OnFullSpec, Size};
+use crate::size::Size;
+use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, OnFullSpec};
 
 /// Least limit of a disk's bytes per second. A request of 1 MiB then takes 16 s.
 const BANDWIDTH_MIN: u64 = 64 << 10;
