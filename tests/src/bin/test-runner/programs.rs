@@ -133,7 +133,7 @@ const AS_USER: &[&str] = &[
 const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus", "virtiofs"];
 /// Guest programs whose guests are a few instructions, which a KVM that emulates runs, too, in a tenth of the
 /// time of a lab host. A campaign runs them in a lab host, which has NUMA nodes and control groups.
-const ON_ANY_KVM: &[&str] = &["admission", "cells", "networks", "placement", "service"];
+const ON_ANY_KVM: &[&str] = &["admission", "cells", "networks", "paging", "placement", "service"];
 /// Modules of these whose tests run in a lab host besides, for its control groups.
 const ALSO_WITH_GROUPS: &[(&str, &str)] = &[("admission", "limits")];
 /// CPUs that four cells need.
