@@ -296,6 +296,36 @@ impl Ledger {
         Some(self.vms.entry(vm).or_insert(parts))
     }
 
+    /// Gives a VM that has memory `bytes` more of a home. Returns false, without effect, if so much is not
+    /// free, or the VM has no memory.
+    pub fn extend(&mut self, vm: &str, home: CellNumber, bytes: u64) -> bool {
+        let free = match home == self.me.number {
+            true => self.own_free(),
+            false => self.free_of(home),
+        };
+        let Some(parts) = self.vms.get_mut(vm).filter(|_| free >= bytes) else {
+            return false;
+        };
+        if bytes > 0 {
+            let part = parts.entry(home).or_default();
+            *part = part.saturating_add(bytes);
+        }
+        true
+    }
+
+    /// Reduces a VM's memory to these parts, by home; the rest is free. Returns false, without effect, if the
+    /// VM has less than that of a home.
+    pub fn reduce(&mut self, vm: &str, parts: Amounts) -> bool {
+        let Some(before) = self.vms.get_mut(vm) else {
+            return false;
+        };
+        if parts.iter().any(|(home, bytes)| amount(before, *home) < *bytes) {
+            return false;
+        }
+        *before = parts;
+        true
+    }
+
     /// Returns the number of this cell's VMs that have memory.
     pub fn vms(&self) -> usize {
         self.vms.len()

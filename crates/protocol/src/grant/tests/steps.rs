@@ -179,3 +179,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn memory_changes_its_home_with_both_parts_counted_meanwhile() {
+    let mut ledger = ledger(6, 4, 0);
+    ledger.occupy(vm(1), 4);
+    assert!(!ledger.extend(&vm(1), 1, 5), "cell 1 has lent 4");
+    assert!(!ledger.extend(&vm(1), 0, 3), "2 are free");
+    assert!(!ledger.extend(&vm(2), 1, 1), "it has no memory");
+    assert!(!ledger.extend(&vm(1), 3, 1), "cell 3 has lent nothing");
+    assert_eq!(
+        (ledger.own_free(), ledger.free()),
+        (2, 6),
+        "refusals have no effect"
+    );
+    assert!(ledger.extend(&vm(1), 1, 4));
+    assert_eq!(ledger.parts(&vm(1)), Some(&[(0, 4), (1, 4)].into()));
+    assert_eq!((ledger.own_free(), ledger.free()), (2, 2));
+    assert_eq!(
+        ledger.take(id(1), Message::Recall { bytes: 1 }),
+        [Effect::Send(id(1), Message::Kept { bytes: 1 })],
+        "the loan is in use"
+    );
+    assert!(!ledger.reduce(&vm(1), [(1, 5)].into()), "more than it has");
+    assert!(!ledger.reduce(&vm(2), [(1, 1)].into()), "it has no memory");
+    assert!(ledger.reduce(&vm(1), [(1, 4)].into()));
+    assert_eq!((ledger.own_free(), ledger.free()), (6, 6));
+    assert!(ledger.extend(&vm(1), 0, 4) && ledger.reduce(&vm(1), [(0, 4)].into()));
+    let back = ledger.take(id(1), Message::Recall { bytes: 4 });
+    assert_eq!(back, [Effect::Send(id(1), Message::Back { bytes: 4 })]);
+}
