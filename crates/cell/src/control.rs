@@ -156,6 +156,7 @@ fn carry_out(vm: &VmHandle, request: &Request, balloon_max: Option<Size>) -> Ans
                 .map_or_else(refused, |status| Answer::Status { status });
         }
         Request::PageMap { from } => return vm.page_map(*from).map_or_else(refused, Answer::PageMap),
+        Request::RegionLenders { name, borrowed } => vm.record_lenders(name, borrowed),
         Request::Move { vcpu, cell } => {
             return vm
                 .move_vcpu(*vcpu, *cell)

@@ -12,6 +12,7 @@ mod memory;
 mod pause;
 mod pins;
 mod placing;
+mod regions;
 mod resident;
 #[cfg(test)]
 mod shard_threads;
@@ -26,7 +27,6 @@ mod vcpus;
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -101,15 +101,6 @@ impl Drop for Asking<'_> {
 }
 
 impl VmHandle {
-    /// The file of a shared region that the VM has.
-    pub(crate) fn region(&self, name: &str) -> Option<Arc<OwnedFd>> {
-        let state = self.state();
-        let mut regions = state.regions.iter();
-        regions
-            .find(|(region, _)| region == name)
-            .map(|(_, file)| file.clone())
-    }
-
     /// The guest's serial port, with its clients and the last lines.
     pub fn console(&self) -> &Console {
         &self.0.console

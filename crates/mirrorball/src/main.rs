@@ -199,7 +199,8 @@ enum Command {
     },
     /// Change a running VM's limits, pins and memory nodes
     Update(update::UpdateArgs),
-    /// Move a vCPU to a CPU of the host, or, if its VM spans cells, to another of them
+    /// Move a vCPU to a CPU of the host, or, if its VM spans cells, to another of them; or a shared region's
+    /// memory to that of a cell
     Move(clients::MoveArgs),
     /// Check VM files without starting anything
     Check {
@@ -465,7 +466,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Update(args) => update::update(args),
-        Command::Move(args) => clients::move_vcpu(&args),
+        Command::Move(args) => clients::move_by(&args),
         Command::Check { files } => check::check(&files),
         Command::Topology(args) => topology::topology(&args),
         Command::Knowledge(command) => knowledge::knowledge(&command),

@@ -33,7 +33,7 @@ pub struct Vcpus {
 }
 
 /// Returns the cluster's files and the cells of this host.
-fn cells() -> Result<(Files, Vec<CellPlan>)> {
+pub(crate) fn cells() -> Result<(Files, Vec<CellPlan>)> {
     let files = Files::open().map_err(Failure::host)?;
     let plan = files.plan().map_err(Failure::host)?;
     if plan.is_empty() {
@@ -48,7 +48,7 @@ fn numbers(plan: &[CellPlan]) -> String {
     numbers.join(", ")
 }
 
-fn does_not_answer(cell: u16, error: &std::io::Error) -> Failure {
+pub(crate) fn does_not_answer(cell: u16, error: &std::io::Error) -> Failure {
     Failure::new(Kind::Late, format!("cell {cell} does not answer: {error}"))
         .help("try again when `mirrorball cluster status` shows that it runs")
 }

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod networks;
 pub mod page_use;
 pub mod placement;
+pub mod regions;
 pub mod usage;
 
 pub use failure::{Failure, Kind};

@@ -17,5 +17,6 @@ pub mod cpus;
 pub mod files;
 pub mod guard;
 pub mod interface;
+pub mod regions;
 pub mod user_vms;
 pub mod windows;

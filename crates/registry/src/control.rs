@@ -15,6 +15,7 @@ pub use shard_api::launch::VCPU_STOP_MS_MAX;
 pub use shard_api::page_map::{HostPage, PageMapPart, PageRun};
 use urpc::version::Versions;
 
+use crate::cluster::interface::LentMemory;
 use crate::json_line::Protocol;
 use crate::update::{MemoryReport, Update};
 
@@ -64,6 +65,13 @@ pub enum Request {
     Region {
         /// The region's name.
         name: String,
+    },
+    /// Record the cells of the memory of a shared region that the VM has.
+    RegionLenders {
+        /// The region's name.
+        name: String,
+        /// Memory by cell, as in a [`RegionGrant`](crate::cluster::interface::RegionGrant).
+        borrowed: Vec<LentMemory>,
     },
     /// Move a vCPU of a VM that spans cells.
     Move {
@@ -227,6 +235,7 @@ impl Request {
             | Self::Status
             | Self::PageMap { .. }
             | Self::Region { .. }
+            | Self::RegionLenders { .. }
             | Self::Move { .. }
             | Self::Place { .. }
             | Self::Balloon { .. }

@@ -5,7 +5,7 @@ use std::fs;
 
 use guest_tests::cluster::allowed_cpus;
 use guest_tests::halting::{halting_guest, region_guest};
-use guest_tests::{Scratch, host, wait};
+use guest_tests::{Output, Scratch, host, wait};
 use serde_json::{Value, json};
 
 use super::{Cells, SOON};
@@ -261,4 +261,110 @@ fn content_outlives_the_homes_process_and_its_failure_ends_the_members() {
     }
     let failed = refusal(&cells, &file(&cells, "w3", b'U', 1, WRITES));
     assert!(failed.contains("cell 0, which has failed"), "{failed}");
+}
+
+/// Orders a move of the region to a cell.
+fn move_to(cells: &Cells, cell: &str) -> Output {
+    cells.call(["move", "--region", "table", "--cell", cell]).run()
+}
+
+/// Checks which cells lend the region's memory, by the home and by the members' records.
+#[track_caller]
+fn check_lenders(cells: &Cells, members: &[&str], expected: &Value) {
+    let region = &cells.status()[0]["regions"][0];
+    assert_eq!(&region["borrowed"], expected, "{region}");
+    for member in members {
+        let vm = cells.inspect(member).expect("it runs");
+        let borrowed = vm["regions"][0].get("borrowed").cloned();
+        assert_eq!(borrowed.unwrap_or(json!([])), *expected, "{member}");
+    }
+}
+
+#[test]
+fn memory_of_a_region_moves_between_cells_and_ends_the_dependency_on_its_lender() {
+    let cells = cells_up("region-moves");
+    let none = move_to(&cells, "1").expect(1).errors();
+    assert!(none.contains("no VM has the shared region table"), "{none}");
+    run(&cells, "w1", b'W', 0, WRITES);
+    run(&cells, "r1", b'X', 1, READS);
+    wait_printed(&cells, "r1", 'W');
+    let short = move_to(&cells, "1").expect(1).errors();
+    assert!(
+        short.contains("cell 0 has 0 MiB free of cell 1's memory"),
+        "{short}"
+    );
+    cells
+        .call(["cluster", "lend", "64M", "--from", "1", "--to", "0"])
+        .ok();
+    let moved = move_to(&cells, "1").expect(0).text();
+    assert!(
+        moved.contains("shared region table has the memory of cell 1"),
+        "{moved}"
+    );
+    let lent = json!([{ "cell": 1, "bytes": 64 * MIB }]);
+    check_lenders(&cells, &["w1", "r1"], &lent);
+    // The home has its own memory for a VM, and the members the same bytes as before.
+    let large = cells.vm_file("large", "memory = \"128M\"\ncell = 0\n", None);
+    cells.call(["run", "-d", &large]).ok();
+    let full = move_to(&cells, "0").expect(1).errors();
+    assert!(full.contains("cell 0 has 0 MiB free"), "{full}");
+    cells.call(["kill", "large"]).ok();
+    run(&cells, "w2", b'V', 1, WRITES);
+    wait_printed(&cells, "r1", 'V');
+    check_lenders(&cells, &["w1", "r1", "w2"], &lent);
+
+    // The next process of the home knows it, and moves the memory back.
+    let [_, process] = cells.processes(0);
+    host::kill9(process);
+    wait::until("the next process of cell 0", SOON, || {
+        (cells.processes(0)[1] != process).then_some(())
+    });
+    check_lenders(&cells, &["w1", "r1", "w2"], &lent);
+    let reclaim = ["cluster", "reclaim", "64M", "--from", "0", "--to", "1"];
+    let used = cells.call(reclaim).run().expect(1).errors();
+    assert!(used.contains("mirrorball move --region table --cell 0"), "{used}");
+    move_to(&cells, "0").expect(0);
+    check_lenders(&cells, &["w1", "r1", "w2"], &json!([]));
+    cells.call(reclaim).ok();
+    run(&cells, "w3", b'U', 1, WRITES);
+    wait_printed(&cells, "r1", 'U');
+
+    // The member in cell 0 depends on the former lender no longer.
+    cells.call(["cluster", "fail", "1"]).ok();
+    for name in ["r1", "w2", "w3"] {
+        assert!(cells.inspect(name).is_none(), "{name} runs in a failed cell");
+    }
+    assert!(cells.inspect("w1").is_some(), "it depended on its own cell only");
+    let failed = move_to(&cells, "1").expect(1).errors();
+    assert!(failed.contains("cell 1 has failed"), "{failed}");
+}
+
+#[test]
+fn region_that_has_moved_ends_its_members_with_its_new_lender_and_does_not_move_without_a_record() {
+    let cells = cells_up("region-lender");
+    run(&cells, "w1", b'W', 0, WRITES);
+    run(&cells, "r1", b'X', 1, READS);
+    wait_printed(&cells, "r1", 'W');
+    cells
+        .call(["cluster", "lend", "64M", "--from", "1", "--to", "0"])
+        .ok();
+    move_to(&cells, "1").expect(0);
+    let lent = json!([{ "cell": 1, "bytes": 64 * MIB }]);
+    check_lenders(&cells, &["w1", "r1"], &lent);
+    // The process that serves r1 hangs, until its guard replaces it. The record has to name the home's part.
+    let [_, process] = cells.processes(1);
+    host::stop(process);
+    let refused = move_to(&cells, "0").expect(1).errors();
+    assert!(
+        refused.contains("VM r1 does not record that its shared region moves"),
+        "{refused}"
+    );
+    wait::until("the next process of cell 1", SOON, || {
+        (cells.processes(1)[1] != process).then_some(())
+    });
+    check_lenders(&cells, &["w1", "r1"], &lent);
+    cells.call(["cluster", "fail", "1"]).ok();
+    for name in ["w1", "r1"] {
+        assert!(cells.inspect(name).is_none(), "{name} runs without its memory");
+    }
 }

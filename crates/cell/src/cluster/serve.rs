@@ -13,6 +13,7 @@ mod links;
 mod places;
 mod recovery;
 mod region_actions;
+mod region_pages;
 mod regions;
 mod remote_cells;
 mod requests;
@@ -323,6 +324,12 @@ impl Cell {
             }
             Event::RegionSought(sought) => self.region_sought(sought),
             Event::RegionProbeDue(name) => vec![self.state.probe_region_again(name)],
+            Event::LendersRecorded(name, number, not_recorded) => {
+                self.state.lenders_recorded(&name, number, not_recorded)
+            }
+            Event::RegionPagesMoved(name, number, moved) => {
+                self.state.region_pages_moved(&name, number, moved)
+            }
             Event::Tick => {
                 self.ticking = false;
                 self.state.tick()

@@ -6,14 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use config::cluster::{CellPlan, RegionAccess};
+use config::cluster::CellPlan;
 use policy::placement::Assertions;
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{Amounts, Ledger};
 use protocol::multicast::{self, Multicast, ReplyPath};
-use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, LentMemory, RunningVm, VmShare};
-use registry::cluster::windows::CellReport;
+use registry::cluster::interface::{AdmitVm, CellRequest, CellResponse, RunningVm, VmShare};
 
 use super::routes::{MulticastRoutes, Route};
 use borrowing::Borrowing;
@@ -21,8 +20,10 @@ pub use cpu_lending::BusyCpus;
 use cpu_lending::CpuLoans;
 use failures::Failure;
 use loans::Loans;
+use region_moves::RegionMoves;
 use regions::SharedRegions;
 
+mod action;
 mod borrowing;
 mod cordons;
 mod cpu_lending;
@@ -34,13 +35,16 @@ mod forgetting;
 mod loans;
 mod message;
 mod places;
+mod region_moves;
 mod regions;
 #[cfg(test)]
 pub(in crate::cluster) mod tests;
 mod view;
 
+pub use action::Action;
 pub use borrowing::limits as borrowing_limits;
 pub use message::{CellMessage, CellPayload, Key, RegionEntry, Value};
+pub use region_moves::PagesMoved;
 
 /// Number of VMs just sent on that are remembered. One that was refused there is forgotten by this limit
 /// alone.
@@ -51,95 +55,6 @@ pub type Client = u64;
 
 /// Cells whose answer is awaited, and how many messages each has sent so far.
 pub type Awaited = BTreeMap<CellId, u64>;
-
-/// An effect that the caller of a state carries out.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Action {
-    /// Writes the amounts that are lent, all of them, before the effects that follow.
-    PersistLent(Amounts),
-    /// Writes the part of them that borrowers requested, before the effects that follow.
-    PersistLentOnRequest(Amounts),
-    /// Sends a message to a cell.
-    Send(CellId, CellMessage),
-    /// Answers a client.
-    Answer(Client, CellResponse),
-    /// Serves a VM of this cell, and answers the client that requests it; also one that was set aside, if
-    /// the flag is set.
-    Adopt(Client, String, bool),
-    /// Creates the file of a shared region, with these nodes for its memory, before the actions that follow.
-    CreateRegion {
-        /// Name of the region.
-        name: String,
-        /// Size of the region.
-        bytes: u64,
-        /// Nodes of the host.
-        nodes: Vec<u32>,
-    },
-    /// Sends a client a descriptor of a shared region's file.
-    SendRegion {
-        /// Client that receives the descriptor.
-        client: Client,
-        /// Name of the region.
-        name: String,
-        /// Access of the client's VM.
-        access: RegionAccess,
-        /// Memory of other cells that the region has, by lender.
-        borrowed: Vec<LentMemory>,
-    },
-    /// Seeks the file of a shared region at its members, and reports it ([`State::region_sought`]). The VMs
-    /// of the list have requested it, and don't have it.
-    SearchRegion {
-        /// Name of the region.
-        name: String,
-        /// Size of the region.
-        bytes: u64,
-        /// The VMs without it.
-        without: Vec<String>,
-    },
-    /// Checks whether a VM has the file of a shared region, and reports it ([`State::region_probed`]).
-    ProbeRegion {
-        /// Name of the region.
-        name: String,
-        /// Whether this process has the file.
-        is_held: bool,
-    },
-    /// Closes the file of a shared region.
-    CloseRegion(String),
-    /// Reports to a client where the vCPUs of the cell's VMs are.
-    ReportVcpus(Client),
-    /// Reports to a client the moves of vCPUs between cells by decision.
-    ReportCpuLending(Client),
-    /// Takes the report of a cell as the arbiter of windows, and replies to the client.
-    ArrangeWindows(Client, CellReport),
-    /// Takes a vCPU of a VM of this cell back from a lender that needs its CPU.
-    ReturnCpu {
-        /// The client that waits for it.
-        client: Client,
-        /// The VM's name.
-        vm: String,
-        /// The vCPU's number.
-        vcpu: u8,
-        /// The lender.
-        lender: u16,
-    },
-    /// Reports to a client the protocols that this program speaks.
-    ReportProtocols(Client),
-    /// Reports to a client when the VMs of the cell's last process are adopted.
-    ReportAdopted(Client),
-    /// Ends a VM that depends on a failed cell, in which it may have run.
-    EndVm {
-        /// Name of the VM.
-        name: String,
-        /// Number of the failed cell.
-        failed: u16,
-    },
-    /// Gives a VM that was left up after a while, unless its next process has come ([`State::give_up`]).
-    AwaitLeft(String, u64),
-    /// Reports when the host has no VM any more that depends on this cell ([`State::bury`]).
-    AwaitEnd(u16),
-    /// Ends the process.
-    End,
-}
 
 /// Decisions and records of one cell's process.
 #[derive(Debug)]
@@ -160,6 +75,7 @@ pub struct State {
     loans: Loans,
     borrowing: Borrowing,
     shared: SharedRegions,
+    region_moves: RegionMoves,
     /// The client of each VM of this cell, by the VM's name.
     tenants: BTreeMap<String, Client>,
     /// Claims under way, for a client, if it is still connected.
@@ -256,6 +172,7 @@ impl State {
             loans: Loans::default(),
             borrowing: Borrowing::default(),
             shared,
+            region_moves: RegionMoves::default(),
             tenants: BTreeMap::new(),
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -435,6 +352,7 @@ impl State {
             CellRequest::AdmitVm(host) => self.host(client, host),
             CellRequest::Leave { name } => self.leave(client, &name),
             CellRequest::TakeRegion { vm, region } => self.take_region_in_round(client, vm, region, 0),
+            CellRequest::MoveRegion { region, to } => self.move_region_in_round(client, region, to, 0),
             CellRequest::Adopt { name, again } => vec![self.adopt(client, name, again)],
             CellRequest::Lend { to, bytes } => self.lend(client, to, bytes),
             CellRequest::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
@@ -489,7 +407,8 @@ impl State {
     pub fn awaited(&self, client: Client) -> Awaited {
         let words = |cell: CellId| (cell, self.words.get(&cell).copied().unwrap_or(0));
         let claiming = self.claims.values().any(|(waits, _, _)| *waits == Some(client));
-        if !claiming && !self.leaving.values().any(|waits| *waits == client) {
+        let leaving = || self.leaving.values().any(|waits| *waits == client);
+        if !claiming && !leaving() && !self.region_moves.is_announcing(client) {
             return self.lender_waits_for(client).map(words).collect();
         }
         self.node.awaited().into_iter().map(words).collect()

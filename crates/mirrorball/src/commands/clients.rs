@@ -169,10 +169,14 @@ pub fn balloon(name: &str, bytes: u64) -> Result<ExitCode> {
 #[derive(Debug, clap::Args)]
 pub struct MoveArgs {
     /// Name of the VM
-    vm: String,
+    #[arg(required_unless_present = "region")]
+    vm: Option<String>,
     /// Number of the vCPU
-    #[arg(long)]
-    vcpu: u8,
+    #[arg(long, required_unless_present = "region")]
+    vcpu: Option<u8>,
+    /// Shared region whose memory moves to that of a cell
+    #[arg(long, conflicts_with_all = ["vm", "vcpu", "cpu"])]
+    region: Option<String>,
     #[command(flatten)]
     to: MoveTarget,
 }
@@ -181,7 +185,7 @@ pub struct MoveArgs {
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct MoveTarget {
-    /// The cell to run in, of those that the VM spans
+    /// The cell to run in, of those that the VM spans; or the cell whose memory the region takes
     #[arg(long)]
     cell: Option<u16>,
     /// The CPU of the host to run on
@@ -189,12 +193,19 @@ struct MoveTarget {
     cpu: Option<usize>,
 }
 
-/// Moves a vCPU to a CPU of the host, or to another of the cells that its VM spans.
-pub fn move_vcpu(args: &MoveArgs) -> Result<ExitCode> {
-    let (name, vcpu) = (&args.vm, args.vcpu);
-    match args.to {
-        MoveTarget { cpu: Some(cpu), .. } => move_to_cpu(name, vcpu, cpu),
-        MoveTarget { cell, .. } => move_to_cell(name, vcpu, cell.unwrap_or_default()),
+/// Moves a vCPU to a CPU of the host, or to another of the cells that its VM spans, or a shared region's
+/// memory to that of a cell.
+pub fn move_by(args: &MoveArgs) -> Result<ExitCode> {
+    match (&args.region, &args.vm, args.vcpu, &args.to) {
+        (Some(region), _, _, MoveTarget { cell: Some(cell), .. }) => {
+            super::cluster::move_region(region, *cell)
+        }
+        (None, Some(vm), Some(vcpu), MoveTarget { cpu: Some(cpu), .. }) => move_to_cpu(vm, vcpu, *cpu),
+        (None, Some(vm), Some(vcpu), MoveTarget { cell: Some(cell), .. }) => move_to_cell(vm, vcpu, *cell),
+        // The parser refuses other combinations.
+        _ => Err(miette!(
+            "name a VM, a vCPU and its target, or a region and a cell"
+        )),
     }
 }
 

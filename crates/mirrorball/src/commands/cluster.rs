@@ -186,6 +186,8 @@ pub struct Loan {
     to: u16,
 }
 
+pub use cells::move_region;
+
 /// Runs a `cluster` subcommand.
 pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {

@@ -6,11 +6,12 @@
 
 use std::ops::Not;
 
-use config::cluster::{CellPlan, RegionAccess};
+use config::cluster::CellPlan;
 use serde::{Deserialize, Serialize};
 use urpc::version::Versions;
 
 pub use super::cpus::{BorrowedCpu, CpuLending, CpuLoad, CpuQueue, LentCpu};
+pub use super::regions::{RegionGrant, RegionMember, RegionMoved, RegionStatus};
 use super::windows::{CellReport, WindowSchedule};
 use crate::json_line::Protocol;
 
@@ -77,54 +78,6 @@ pub struct LentMemory {
     pub cell: u16,
     /// The amount, in bytes.
     pub bytes: u64,
-}
-
-/// A grant of a shared region to a VM. The VM depends on the region's home, and on the cells that lent memory
-/// for the region.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct RegionGrant {
-    /// The region's name.
-    pub name: String,
-    /// The cell that gives the memory.
-    pub home: u16,
-    /// The region's size, in bytes.
-    pub bytes: u64,
-    /// Access of the VM.
-    pub access: RegionAccess,
-    /// Memory that other cells lent the home for it, by lender; empty before the VM has the region.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub borrowed: Vec<LentMemory>,
-}
-
-impl RegionGrant {
-    /// Whether the region's memory is in part of this cell.
-    pub fn depends_on(&self, cell: u16) -> bool {
-        self.home == cell || self.borrowed.iter().any(|part| part.cell == cell)
-    }
-}
-
-/// A shared region that has members.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct RegionStatus {
-    /// The region's name.
-    pub name: String,
-    /// The region's size, in bytes.
-    pub bytes: u64,
-    /// Memory that other cells lent the cell for it, by lender.
-    pub borrowed: Vec<LentMemory>,
-    /// The VMs that have it.
-    pub members: Vec<RegionMember>,
-}
-
-/// A VM that has a shared region.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct RegionMember {
-    /// The VM's name.
-    pub vm: String,
-    /// The VM's cell.
-    pub cell: u16,
-    /// Access of the VM.
-    pub access: RegionAccess,
 }
 
 /// A VM that runs on this host, as the host's registry records it.
@@ -223,6 +176,14 @@ pub enum CellRequest {
         vm: String,
         /// The region's name.
         region: String,
+    },
+    /// Move the memory of a shared region of this cell to the memory of a cell. The response is
+    /// [`CellResponse::RegionMoved`], or [`CellResponse::Later`].
+    MoveRegion {
+        /// The region's name.
+        region: String,
+        /// The cell whose memory it takes.
+        to: u16,
     },
     /// Serve a VM of this cell after the process that serves it now ends. The response comes when the VM's
     /// keeper has the cell's process waiting.
@@ -359,6 +320,8 @@ pub enum CellResponse {
         /// Memory that other cells lent for it, by lender.
         borrowed: Vec<LentMemory>,
     },
+    /// The memory of a shared region has moved.
+    RegionMoved(RegionMoved),
     /// The request was carried out.
     Done,
     /// The state of the cluster.

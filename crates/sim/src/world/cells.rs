@@ -452,6 +452,8 @@ impl World {
                 | Action::SearchRegion { .. }
                 | Action::ProbeRegion { .. }
                 | Action::CloseRegion(_)
+                | Action::RecordLenders { .. }
+                | Action::MoveRegionPages { .. }
                 | Action::End => {}
             }
         }

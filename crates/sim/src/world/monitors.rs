@@ -164,6 +164,7 @@ impl World {
             CellResponse::Done
             | CellResponse::Later { .. }
             | CellResponse::Region { .. }
+            | CellResponse::RegionMoved(_)
             | CellResponse::Status(_)
             | CellResponse::Vcpus { .. }
             | CellResponse::CpuLoad(_)

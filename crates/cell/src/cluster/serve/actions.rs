@@ -104,6 +104,8 @@ impl Cell {
             | Action::SendRegion { .. }
             | Action::SearchRegion { .. }
             | Action::ProbeRegion { .. }
+            | Action::RecordLenders { .. }
+            | Action::MoveRegionPages { .. }
             | Action::CloseRegion(_)) => return Some(self.act_on_region(act)),
             Action::End => return None,
         }

@@ -10,7 +10,7 @@ use super::assertions::Asserted;
 use super::region_actions::SoughtRegion;
 use crate::cluster::link::Link;
 use crate::cluster::membership::MembershipEvent;
-use crate::cluster::state::{Awaited, BusyCpus, CellMessage, Client};
+use crate::cluster::state::{Awaited, BusyCpus, CellMessage, Client, PagesMoved};
 
 /// An event that changes the cell's state.
 pub(super) enum Event {
@@ -43,6 +43,11 @@ pub(super) enum Event {
     RegionSought(SoughtRegion),
     /// A shared region that had no member and was used is to be probed again.
     RegionProbeDue(String),
+    /// Members that have not recorded the cells of a shared region's memory, each with the reason, by region
+    /// and number of the move.
+    LendersRecorded(String, u64, Vec<(String, String)>),
+    /// The move of a shared region's pages has ended, by region and number of the move.
+    RegionPagesMoved(String, u64, PagesMoved),
     Tick,
     /// Memory may be missing, or to be returned.
     Pass,

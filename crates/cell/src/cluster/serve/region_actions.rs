@@ -10,8 +10,8 @@ use registry::cluster::interface::{CellResponse, LentMemory, OF_CELL};
 use shard_api::message::send;
 use tracing::{info, warn};
 
-use super::{Cell, Event, regions};
-use crate::cluster::state::{Action, Client};
+use super::{Cell, Event, region_pages, regions};
+use crate::cluster::state::{Action, Client, PagesMoved};
 
 /// Interval between two probes of a region that has no member and is used: a process of its last member is
 /// ending.
@@ -66,7 +66,59 @@ impl Cell {
                 self.regions.close(&name);
                 Vec::new()
             }
+            Action::RecordLenders {
+                name,
+                number,
+                borrowed,
+            } => self.record_lenders(name, number, borrowed),
+            act @ Action::MoveRegionPages { .. } => self.move_pages(act),
             _ => Vec::new(),
+        }
+    }
+
+    fn record_lenders(&mut self, name: String, number: u64, borrowed: Vec<LentMemory>) -> Vec<Action> {
+        let (home, events, region) = (self.number, self.events.clone(), name.clone());
+        let record = move || {
+            let not_recorded = regions::record_lenders(home, &name, &borrowed);
+            events.post(Event::LendersRecorded(name, number, not_recorded));
+        };
+        match std::thread::Builder::new().name("region".into()).spawn(record) {
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                let not_recorded = vec![("of this host".to_owned(), error.to_string())];
+                self.state.lenders_recorded(&region, number, not_recorded)
+            }
+        }
+    }
+
+    /// Moves the pages of a region by a thread: one of 1 TiB takes minutes.
+    fn move_pages(&mut self, act: Action) -> Vec<Action> {
+        let Action::MoveRegionPages {
+            name,
+            number,
+            bytes,
+            nodes,
+            former,
+        } = act
+        else {
+            return Vec::new();
+        };
+        let (events, region) = (self.events.clone(), name.clone());
+        let begun = self.regions.to_move(&name).and_then(|file| {
+            let move_all = move || {
+                let moved = region_pages::move_all(&file, bytes, &nodes, &former);
+                info!(region, ?moved, "the memory of a shared region was to move");
+                events.post(Event::RegionPagesMoved(region, number, moved));
+            };
+            std::thread::Builder::new().name("region".into()).spawn(move_all)
+        });
+        match begun {
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                let why = format!("the memory of the region does not move: {error}");
+                self.state
+                    .region_pages_moved(&name, number, PagesMoved::None { why })
+            }
         }
     }
 

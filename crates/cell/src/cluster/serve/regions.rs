@@ -10,14 +10,17 @@ use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::cluster::RegionAccess;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use protocol::region::Found;
+use registry::cluster::interface::{LentMemory, RegionGrant};
+use registry::control::{Answer, Request, ask};
 use registry::vms::Registry;
 
+use super::region_pages::{Nodes, Piece, has_nodes};
 use crate::control::take_region;
 
 /// Seals of a region's file: no process changes its length, or adds a seal.
@@ -26,6 +29,12 @@ const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK
     .union(SealFlag::F_SEAL_SEAL);
 /// Time limit for a member to send a region's file.
 const MEMBER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Time limit for a member to record the cells of a region's memory. Ours: a cell's next process serves its
+/// VMs by then.
+const RECORD_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for all members of a region.
+const RECORDS_LIMIT: Duration = Duration::from_secs(20);
 
 /// The files of this cell's regions.
 #[derive(Debug, Default)]
@@ -73,6 +82,15 @@ impl RegionFiles {
             Err(TryLockError::WouldBlock) => Ok(true),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+
+    /// A descriptor with which a thread moves the pages of a region. It has no lock.
+    ///
+    /// # Errors
+    /// As [`Self::descriptor`].
+    pub(super) fn to_move(&self, name: &str) -> io::Result<File> {
+        let file = self.0.get(name).ok_or(io::ErrorKind::NotFound)?;
+        open_again(file, RegionAccess::Write)
     }
 
     /// Whether this process has the file of a region.
@@ -125,6 +143,42 @@ fn is_region(file: &File, bytes: u64) -> bool {
     has_length && seals.is_ok_and(|seals| seals.contains(SEALS))
 }
 
+/// Has the VMs that run with a grant of a region record the cells of its memory. Returns those that have not
+/// recorded it, each with the reason.
+pub(super) fn record_lenders(home: u16, region: &str, borrowed: &[LentMemory]) -> Vec<(String, String)> {
+    let listed = Registry::open().and_then(|registry| Ok((registry.list()?, registry)));
+    let (records, registry) = match listed {
+        Ok(listed) => listed,
+        Err(error) => return vec![("of this host".to_owned(), error.to_string())],
+    };
+    let request = Request::RegionLenders {
+        name: region.to_owned(),
+        borrowed: borrowed.to_vec(),
+    };
+    let deadline = Instant::now() + RECORDS_LIMIT;
+    let record = |vm: &str| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let limit = left.min(RECORD_LIMIT).max(Duration::from_millis(1));
+        let folder = registry.folder_of(vm)?;
+        match ask(&folder, &request, Some(limit))? {
+            // A VM that has ended depends on nothing.
+            Answer::Done | Answer::Ended { .. } => Ok(()),
+            Answer::Refused { why } => Err(io::Error::other(why)),
+            other => Err(io::Error::other(format!(
+                "an answer to another question: {other:?}"
+            ))),
+        }
+    };
+    let is_grant = |grant: &RegionGrant| grant.name == region && grant.home == home;
+    let members = records.iter().filter(|vm| vm.regions.iter().any(is_grant));
+    members
+        .filter_map(|vm| match record(&vm.name) {
+            Ok(()) => None,
+            Err(error) => Some((vm.name.clone(), error.to_string())),
+        })
+        .collect()
+}
+
 /// Whether a VM that runs has a grant of a region of this cell; true if that can't be found out now.
 pub(super) fn is_recorded(cell: u16, region: &str) -> bool {
     let records = Registry::open().and_then(|registry| registry.list());
@@ -136,52 +190,10 @@ pub(super) fn is_recorded(cell: u16, region: &str) -> bool {
 
 /// Binds the memory of a file to nodes of the host. On a host with one node there is nothing to bind.
 fn bind(file: &File, bytes: u64, nodes: &[u32]) -> io::Result<()> {
-    if std::fs::metadata("/sys/devices/system/node/node1").is_err() {
-        return Ok(());
+    match has_nodes() {
+        true => Piece::map(file, 0, bytes)?.bind(&Nodes::new(nodes), 0),
+        false => Ok(()),
     }
-    const BITS: usize = u64::BITS as usize;
-    let mut mask = vec![0_u64; nodes.iter().max().map_or(0, |last| *last as usize / BITS) + 1];
-    for node in nodes {
-        mask[*node as usize / BITS] |= 1 << (*node as usize % BITS);
-    }
-    let length = usize::try_from(bytes).map_err(io::Error::other)?;
-    // SAFETY: a new mapping at an address that the kernel chooses. No access is allowed, so the content of
-    // the file, which others write, is never read.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            length,
-            libc::PROT_NONE,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // The kernel reads one bit less than the length that it receives.
-    let bits = mask.len() * BITS + 1;
-    // SAFETY: the range is the mapping just made, and the mask has that many bits and lives through the call.
-    let bound = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            start,
-            length,
-            libc::MPOL_BIND,
-            mask.as_ptr(),
-            bits,
-            0,
-        )
-    };
-    let result = match bound {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    };
-    // SAFETY: removes the mapping just made, to which no reference exists. The policy is the file's, and
-    // stays.
-    unsafe { libc::munmap(start, length) };
-    result
 }
 
 #[cfg(test)]

@@ -13,10 +13,10 @@ use policy::memory::borrowing::{self, Holder, Home, Limits, OwnMemory, Step, VmP
 use policy::placement::CellCapacity;
 use protocol::CellId;
 use protocol::grant::Amounts;
-use registry::cluster::interface::AdmitVm;
+use registry::cluster::interface::{AdmitVm, VmShare};
 
 use super::view::KnownCell;
-use super::{Action, Client, State};
+use super::{Action, Client, State, regions};
 
 /// Maximum number of times that a VM waits for memory: a cell that declines gets one request, and several VMs
 /// may compete for the same memory.
@@ -221,7 +221,12 @@ impl State {
             Some(Waiting {
                 client, host, round, ..
             }) => match self.shared.take_waiting(client) {
-                Some((vm, region)) => self.take_region_in_round(client, vm, region, round + 1),
+                Some(regions::Waiting::Take { vm, region }) => {
+                    self.take_region_in_round(client, vm, region, round + 1)
+                }
+                Some(regions::Waiting::Move { region, to }) => {
+                    self.move_region_in_round(client, region, to, round + 1)
+                }
                 None => self.host_in_round(client, host, round + 1),
             },
             None => Vec::new(),
@@ -331,6 +336,37 @@ impl State {
             client,
             host,
             open,
+            round,
+        };
+        self.borrowing.waiting.insert(number, waiting);
+        Some(acts)
+    }
+
+    /// Requests `bytes` of one cell for a client, as [`Self::begin_to_borrow`]. `None` if borrowing does not
+    /// begin by itself, or the cell can't be asked.
+    pub(super) fn request_of(
+        &mut self,
+        client: Client,
+        from: u16,
+        bytes: u64,
+        round: u8,
+    ) -> Option<Vec<Action>> {
+        self.note_estimates();
+        let may_lend = |home: &Home| home.cell == from && home.lends;
+        if self.borrowing.limits.is_none() || round >= ROUNDS_MAX || !self.homes(false).iter().any(may_lend) {
+            return None;
+        }
+        self.borrowing.last_waiting += 1;
+        let number = self.borrowing.last_waiting;
+        let acts = self.take_step(Step::Borrow { from, bytes }, Some(number))?;
+        let share = VmShare {
+            memory_bytes: bytes,
+            ..VmShare::default()
+        };
+        let waiting = Waiting {
+            client,
+            host: AdmitVm::new(String::new(), share),
+            open: 1,
             round,
         };
         self.borrowing.waiting.insert(number, waiting);

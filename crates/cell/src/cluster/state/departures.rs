@@ -84,9 +84,12 @@ impl State {
         }
     }
 
-    /// Answers the client that waits until all cells have received a change.
+    /// Answers the client, or goes on with the move of a region, that waits until all cells have received a
+    /// change.
     pub(super) fn all_heard(&mut self, change: u64) -> Option<Action> {
-        let client = self.leaving.remove(&change)?;
-        Some(Action::Answer(client, CellResponse::Done))
+        match self.leaving.remove(&change) {
+            Some(client) => Some(Action::Answer(client, CellResponse::Done)),
+            None => self.lenders_announced(change),
+        }
     }
 }

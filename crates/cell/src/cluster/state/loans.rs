@@ -4,7 +4,7 @@
 //! The count of two cells is theirs alone ([`protocol::grant`]). Each cell publishes the amounts that it has
 //! lent in the table, which all cells have.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
@@ -34,14 +34,16 @@ pub(super) fn used(running: &[RunningVm], home: u16) -> Amounts {
             *used.entry(vm.cell).or_default() += part.bytes;
         }
     }
-    // Each region once, whatever the number of its members.
-    let mut regions = BTreeSet::new();
+    // Each region once, whatever the number of its members, which may differ while its memory moves.
+    let mut of_regions: BTreeMap<(&str, u16), u64> = BTreeMap::new();
     for region in running.iter().flat_map(|vm| &vm.regions) {
-        if regions.insert(&region.name) {
-            for part in region.borrowed.iter().filter(|part| part.cell == home) {
-                *used.entry(region.home).or_default() += part.bytes;
-            }
+        for part in region.borrowed.iter().filter(|part| part.cell == home) {
+            let bytes = of_regions.entry((&region.name, region.home)).or_default();
+            *bytes = part.bytes.max(*bytes);
         }
+    }
+    for ((_, holder), bytes) in of_regions.into_iter().filter(|((_, holder), _)| *holder != home) {
+        *used.entry(holder).or_default() += bytes;
     }
     used
 }
@@ -187,7 +189,17 @@ impl State {
                 used += part.bytes;
             }
         }
-        for (region, bytes) in self.regions_with_memory_of(by, me) {
+        let regions = self.regions_with_memory_of(by, me);
+        let help = regions.first().map_or_else(
+            || "end that, or reclaim less".to_owned(),
+            |(region, _)| {
+                format!(
+                    "end that, move the region by `mirrorball move --region {region} --cell {by}`, or \
+                     reclaim less"
+                )
+            },
+        );
+        for (region, bytes) in regions {
             names.push(region);
             used += bytes;
         }
@@ -198,7 +210,7 @@ impl State {
         let lent = self.ledger.given().get(&by).copied().unwrap_or(0);
         format!(
             "cell {by} cannot give {} MiB back: of cell {me}'s memory it has {} MiB, of which {names} uses \
-             {} MiB; end that, or reclaim less",
+             {} MiB; {help}",
             bytes >> 20,
             lent >> 20,
             used >> 20

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use config::cluster::RegionSpec;
 use policy::memory::borrowing::allows;
-use protocol::grant::Ledger;
+use protocol::grant::{Amounts, Ledger};
 use protocol::region::{Found, Outcome, Regions, Request};
 use registry::cluster::interface::{
     AdmitVm, CellResponse, LentMemory, RegionGrant, RegionMember, RegionStatus, RunningVm, VmShare,
@@ -78,14 +78,33 @@ enum NotYet {
     Sought(String),
 }
 
+/// Request of a client that waits for memory of other cells.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Waiting {
+    /// A region for a VM.
+    Take {
+        /// Name of the VM.
+        vm: String,
+        /// Name of the region.
+        region: String,
+    },
+    /// A move of a region's memory.
+    Move {
+        /// Name of the region.
+        region: String,
+        /// The cell whose memory it takes.
+        to: u16,
+    },
+}
+
 /// The shared regions of this cell.
 #[derive(Debug, Default)]
 pub(super) struct SharedRegions {
     /// All regions of the cluster.
     specs: Vec<RegionSpec>,
     regions: Regions,
-    /// Clients that wait for memory of other cells, each with its VM and region.
-    waiting: BTreeMap<Client, (String, String)>,
+    /// Clients that wait for memory of other cells.
+    waiting: BTreeMap<Client, Waiting>,
     /// VMs that requested a region, by region, and have not got it from this process.
     without: BTreeMap<String, BTreeSet<String>>,
     /// Regions that are probed.
@@ -93,35 +112,51 @@ pub(super) struct SharedRegions {
 }
 
 /// Name under which a region has its memory. No VM's name has these characters.
-fn ledger_name(region: &str) -> String {
+pub(super) fn ledger_name(region: &str) -> String {
     format!("region/{region}/")
+}
+
+/// The memory of a region by cell, as its members have recorded it. During a move they may differ: then it is
+/// all that any of them has.
+fn parts_of_grants(me: u16, grants: &[&RegionGrant]) -> Amounts {
+    let parts = |grant: &RegionGrant| {
+        let share = VmShare {
+            memory_bytes: grant.bytes,
+            ..VmShare::default()
+        };
+        loans::parts(me, share, &grant.borrowed)
+    };
+    // A VM that has not got the region yet does not know the lenders.
+    let know = grants.iter().filter(|grant| !grant.borrowed.is_empty());
+    let mut all = Amounts::new();
+    for (cell, bytes) in know.flat_map(|grant| parts(grant)) {
+        let most = all.entry(cell).or_default();
+        *most = bytes.max(*most);
+    }
+    all.retain(|_, bytes| *bytes > 0);
+    match grants.first().filter(|_| all.is_empty()) {
+        Some(grant) => parts(grant),
+        None => all,
+    }
 }
 
 impl SharedRegions {
     /// The regions of a cell's VMs that outlived its last process. Their memory is counted in `ledger`.
     pub(super) fn find(me: u16, running: &[RunningVm], ledger: &mut Ledger) -> Self {
-        let mut found: BTreeMap<&str, &RegionGrant> = BTreeMap::new();
-        for grant in running.iter().flat_map(|vm| &vm.regions) {
-            if grant.home != me {
-                continue;
-            }
-            let known = found.entry(&grant.name).or_insert(grant);
-            // A VM that has not got it yet does not know the lenders.
-            if known.borrowed.is_empty() {
-                *known = grant;
-            }
+        let grants = running.iter().flat_map(|vm| &vm.regions);
+        let mut found: BTreeMap<&str, Vec<&RegionGrant>> = BTreeMap::new();
+        for grant in grants.filter(|grant| grant.home == me) {
+            found.entry(&grant.name).or_default().push(grant);
         }
-        for (name, grant) in &found {
-            let share = VmShare {
-                vcpus: 0,
-                memory_bytes: grant.bytes,
-                ..VmShare::default()
-            };
-            ledger.find(ledger_name(name), loans::parts(me, share, &grant.borrowed));
+        for (name, grants) in &found {
+            ledger.find(ledger_name(name), parts_of_grants(me, grants));
         }
-        let found = found.into_values();
+        let sizes = found.iter().filter_map(|(name, grants)| {
+            let first = grants.first()?;
+            Some(((*name).to_owned(), first.bytes))
+        });
         Self {
-            regions: Regions::new(found.map(|grant| (grant.name.clone(), grant.bytes))),
+            regions: Regions::new(sizes),
             ..Self::default()
         }
     }
@@ -140,8 +175,19 @@ impl SharedRegions {
         self.regions.iter().map(entry).collect()
     }
 
-    /// Ends the wait of a client for memory; returns its VM and region.
-    pub(super) fn take_waiting(&mut self, client: Client) -> Option<(String, String)> {
+    /// Size of a region that has a file.
+    pub(super) fn bytes_of(&self, name: &str) -> Option<u64> {
+        let mut regions = self.regions.iter();
+        regions.find(|(known, _)| *known == name).map(|(_, bytes)| bytes)
+    }
+
+    /// Records that the request of a client waits for memory.
+    pub(super) fn wait(&mut self, client: Client, request: Waiting) {
+        self.waiting.insert(client, request);
+    }
+
+    /// Ends the wait of a client for memory; returns its request.
+    pub(super) fn take_waiting(&mut self, client: Client) -> Option<Waiting> {
         self.waiting.remove(&client)
     }
 }
@@ -280,7 +326,8 @@ impl State {
         };
         if self.free_for(&memory) < bytes || !self.occupy(&memory) {
             if let Some(asked) = self.begin_to_borrow(client, &memory, round) {
-                self.shared.waiting.insert(client, (vm, name));
+                let region = name;
+                self.shared.wait(client, Waiting::Take { vm, region });
                 return asked;
             }
             let why = RegionError::TooLarge {
@@ -300,11 +347,35 @@ impl State {
         acts
     }
 
+    /// Seeks the file of a region whose memory is to move, if this process does not have it. The client tries
+    /// again later.
+    pub(super) fn seek_region_to_move(
+        &mut self,
+        client: Client,
+        region: &str,
+        bytes: u64,
+    ) -> Option<Vec<Action>> {
+        let found = self.shared.regions.request(region, bytes);
+        if !matches!(found, Request::Search | Request::Wait) {
+            return None;
+        }
+        let name = region.to_owned();
+        let why = NotYet::Sought(name.clone()).to_string();
+        let later = Action::Answer(client, CellResponse::Later { why });
+        let without = self.shared.without.get(region);
+        let without = without.map_or_else(Vec::new, |vms| vms.iter().cloned().collect());
+        let search = Action::SearchRegion { name, bytes, without };
+        Some(match found {
+            Request::Search => vec![later, search],
+            _ => vec![later],
+        })
+    }
+
     fn send_region(&self, client: Client, grant: &RegionGrant) -> Action {
         let (name, access) = (grant.name.clone(), grant.access);
         Action::SendRegion {
             client,
-            borrowed: self.place(&ledger_name(&name)).borrowed,
+            borrowed: self.region_lenders(&name, grant.bytes),
             name,
             access,
         }
@@ -378,6 +449,7 @@ impl State {
         self.ledger.vacate(&ledger_name(name));
         self.pass_is_due();
         let mut acts = self.publish_regions();
+        acts.extend(self.region_moves.end(name));
         acts.push(Action::CloseRegion(name.to_owned()));
         acts
     }
@@ -388,7 +460,7 @@ impl State {
     }
 
     /// The grants of regions of this cell, each with its VM.
-    fn members(&self) -> impl Iterator<Item = (&RegionGrant, KnownVm<'_>)> {
+    pub(super) fn members(&self) -> impl Iterator<Item = (&RegionGrant, KnownVm<'_>)> {
         self.members_of(self.me.number)
     }
 
@@ -399,18 +471,20 @@ impl State {
         })
     }
 
-    /// Whether a VM has a region whose memory is in part of a cell.
+    /// Whether a VM has a region whose memory is in part of a cell: by the home's entry, as the memory may
+    /// have moved since the VM's grant.
     pub(super) fn has_region_of(&self, vm: &KnownVm<'_>, cell: u16) -> bool {
-        let lends = |grant: &RegionGrant| {
+        let depends = |grant: &RegionGrant| {
             let mut cells = self.cells();
             let home = cells.find(|home| home.number == grant.home);
             let mut regions = home.into_iter().flat_map(|home| home.regions);
             let entry = regions.find(|entry| entry.name == grant.name);
-            entry.is_some_and(|entry| entry.borrowed.iter().any(|part| part.cell == cell))
+            match entry {
+                Some(entry) => grant.home == cell || entry.borrowed.iter().any(|part| part.cell == cell),
+                None => grant.depends_on(cell),
+            }
         };
-        vm.regions
-            .iter()
-            .any(|grant| grant.depends_on(cell) || lends(grant))
+        vm.regions.iter().any(depends)
     }
 
     /// The regions of a cell with memory of a lender, and the bytes.

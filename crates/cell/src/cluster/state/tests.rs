@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use config::cluster::RegionSpec;
+use config::cluster::{RegionAccess, RegionSpec};
 use policy::memory::borrowing::Limits;
 use registry::cluster::interface::{BorrowedCpu, LentMemory, Status};
 
@@ -16,6 +16,7 @@ mod failures;
 mod forgetting;
 mod loans;
 mod places;
+mod region_moves;
 mod regions;
 
 const GIB: u64 = 1 << 30;
@@ -140,6 +141,8 @@ impl World {
                 | Action::SendRegion { .. }
                 | Action::SearchRegion { .. }
                 | Action::ProbeRegion { .. }
+                | Action::RecordLenders { .. }
+                | Action::MoveRegionPages { .. }
                 | Action::CloseRegion(_)) => self.region_acts.push(act),
                 Action::AwaitEnd(_)
                 | Action::AwaitLeft(..)

@@ -22,6 +22,29 @@ pub(super) fn loan(act: impl FnOnce() -> std::result::Result<(), operations::Fai
     act().map(|()| ExitCode::SUCCESS).map_err(crate::failed)
 }
 
+/// Moves the memory of a shared region to that of a cell of this host.
+pub fn move_region(region: &str, to: u16) -> Result<ExitCode> {
+    loan(|| {
+        let moved = operations::regions::move_region(region, to)?;
+        println!("{}", moved_line(region, to, moved.moved_bytes));
+        for (vm, why) in moved.not_recorded {
+            eprintln!(
+                "mirrorball: VM {vm} still counts as depending on the region's former cells: {why}; help: \
+                 give the command again"
+            );
+        }
+        Ok(())
+    })
+}
+
+fn moved_line(region: &str, to: u16, moved_bytes: u64) -> String {
+    let moved = match moved_bytes {
+        0 => "no page had to move".to_owned(),
+        _ => format!("{} of pages moved", config::Size(moved_bytes)),
+    };
+    format!("shared region {region} has the memory of cell {to}; {moved}")
+}
+
 /// Returns the cells of this host. Without a cluster here, the same command runs in the lab, if one is up;
 /// returns its exit status then.
 pub(super) fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<CellPlan>>> {

@@ -6,9 +6,9 @@ use registry::cluster::interface::{RegionGrant, RegionMember, RegionStatus};
 
 use super::*;
 
-const LIMITS: Limits = Limits::of_chunk(16 << 20);
+pub(super) const LIMITS: Limits = Limits::of_chunk(16 << 20);
 
-fn spec(name: &str, mib: u64) -> RegionSpec {
+pub(super) fn spec(name: &str, mib: u64) -> RegionSpec {
     RegionSpec {
         name: name.to_owned(),
         size: Size(mib << 20),
@@ -18,7 +18,7 @@ fn spec(name: &str, mib: u64) -> RegionSpec {
     }
 }
 
-fn grant(mib: u64, access: RegionAccess) -> RegionGrant {
+pub(super) fn grant(mib: u64, access: RegionAccess) -> RegionGrant {
     RegionGrant {
         name: "table".to_owned(),
         home: 0,
@@ -29,7 +29,7 @@ fn grant(mib: u64, access: RegionAccess) -> RegionGrant {
 }
 
 /// A VM of 64 MiB in a cell that writes the region, or reads it if its name begins with `r`.
-fn member(cell: u16, name: &str) -> AdmitVm {
+pub(super) fn member(cell: u16, name: &str) -> AdmitVm {
     let access = match name.starts_with('r') {
         true => RegionAccess::Read,
         false => RegionAccess::Write,
@@ -40,7 +40,7 @@ fn member(cell: u16, name: &str) -> AdmitVm {
     }
 }
 
-fn runs(host: &AdmitVm, borrowed: &[LentMemory]) -> RunningVm {
+pub(super) fn runs(host: &AdmitVm, borrowed: &[LentMemory]) -> RunningVm {
     let mut regions = host.regions.clone();
     regions
         .iter_mut()
@@ -57,7 +57,7 @@ fn runs(host: &AdmitVm, borrowed: &[LentMemory]) -> RunningVm {
 }
 
 impl World {
-    fn sharing(mib: u64) -> Self {
+    pub(super) fn sharing(mib: u64) -> Self {
         let mut world = Self::new(0);
         world.specs = vec![spec("table", mib)];
         (0..2).for_each(|number| world.start(id(number, 1)));
@@ -65,13 +65,13 @@ impl World {
     }
 
     #[track_caller]
-    fn host_member(&mut self, client: Client, host: AdmitVm) {
+    pub(super) fn host_member(&mut self, client: Client, host: AdmitVm) {
         let answer = self.host(client, host);
         assert!(matches!(answer, CellResponse::Hosted(_)), "{answer:?}");
     }
 
     /// Requests the region of its home for a VM; returns the actions and the answer, if there is one.
-    fn take(&mut self, home: CellId, vm: &str) -> (Vec<Action>, Option<CellResponse>) {
+    pub(super) fn take(&mut self, home: CellId, vm: &str) -> (Vec<Action>, Option<CellResponse>) {
         let request = CellRequest::TakeRegion {
             vm: vm.to_owned(),
             region: "table".to_owned(),
@@ -90,19 +90,19 @@ impl World {
         }
     }
 
-    fn leave(&mut self, at: CellId, name: &str) {
+    pub(super) fn leave(&mut self, at: CellId, name: &str) {
         let name = name.to_owned();
         assert_eq!(self.ask(at, 9, CellRequest::Leave { name }), CellResponse::Done);
     }
 
     /// The probes of the home that are due.
-    fn probes(&mut self, home: CellId) -> Vec<Action> {
+    pub(super) fn probes(&mut self, home: CellId) -> Vec<Action> {
         self.act(home, State::region_probes);
         std::mem::take(&mut self.region_acts)
     }
 
     /// Reports the result of a probe; returns whether it is to be repeated, and the actions.
-    fn probed(&mut self, home: CellId, is_used: bool) -> (bool, Vec<Action>) {
+    pub(super) fn probed(&mut self, home: CellId, is_used: bool) -> (bool, Vec<Action>) {
         let mut again = false;
         self.act(home, |state| {
             let (is_to_repeat, acts) = state.region_probed("table", is_used);
@@ -113,7 +113,7 @@ impl World {
         (again, std::mem::take(&mut self.region_acts))
     }
 
-    fn given_mib(&mut self, at: CellId) -> u64 {
+    pub(super) fn given_mib(&mut self, at: CellId) -> u64 {
         self.status(at).cells[0].given_bytes >> 20
     }
 }
