@@ -366,8 +366,7 @@ fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
         host,
         mac: _,
         queues: _,
-        // The member's own networks.
-        network: _,
+        network,
         address: _,
         bandwidth: _,
         packets: _,
@@ -391,6 +390,14 @@ fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
             &["nets", index, "host"],
             "members' guests may not reach the host itself",
             "drop `host`",
+        ));
+    }
+    // The gateway is the owner's: the network may be one of the owner's VMs, or of another member's.
+    if network.is_some() {
+        return Err(refused(
+            &["nets", index, "network"],
+            "members may not choose a network",
+            "drop `network`; VMs of one `share_group` are on one network",
         ));
     }
     Ok(())
@@ -459,6 +466,7 @@ mod tests {
              \"2G\"",
             "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []\n\
              io_limit.reads = 100",
+            "image = \"debian-12\"\nsandbox = \"require\"\n[[nets]]\nkind = \"subnet\"\npackets = 9",
             "sandbox = \"require\"\nkernel.path = \"/srv/vms/k\"\nkernel.initrd = \"/srv/vms/a/i\"",
             "image = \"debian-12\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/vms/d\"\nmode = \
              \"exclusive\"\npersistent = true",
@@ -497,6 +505,10 @@ mod tests {
             ("[[nets]]\nkind = \"tap\"\ntap = \"br0\"".to_owned(), "nets"),
             (
                 "[[nets]]\nkind = \"user\"\nforward = [\"80:80\"]".to_owned(),
+                "nets",
+            ),
+            (
+                "[[nets]]\nkind = \"subnet\"\nnetwork = \"vm-web\"".to_owned(),
                 "nets",
             ),
             ("memory_nodes = [0]".to_owned(), "memory_nodes"),
