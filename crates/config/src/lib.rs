@@ -6,6 +6,7 @@
 
 pub mod cluster;
 pub mod cpulist;
+mod default_card;
 mod disk_limits;
 mod error;
 mod fault;
@@ -24,6 +25,7 @@ mod tests;
 mod validate;
 pub mod vm;
 
+pub use default_card::{command_network, is_command_network};
 pub use disk_limits::{DiskLimitsMut, DiskName};
 pub use error::ConfigError;
 pub use fault::Fault;

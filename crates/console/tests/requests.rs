@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -55,6 +56,27 @@ fn bad_requests_are_problems_with_help() {
             problem["detail"].as_str().expect("a text").contains(detail),
             "{what}"
         );
+    }
+}
+
+#[test]
+fn vm_without_a_list_of_cards_is_started_with_the_default_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, batch) = (folder.path().join("program"), folder.path().join("batch"));
+    let script = format!("#!/bin/sh\nread -r line\necho \"$line\" >{}\n", batch.display());
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let api = Api::start_by(program.to_str().unwrap(), &[], "");
+    for (nets, kinds) in [("", &["subnet"][..]), (", \"nets\": []", &[])] {
+        let body = format!("{{\"name\": \"a\", \"image\": \"tiny\"{nets}}}");
+        // The program starts nothing.
+        let (status, _, problem) = api.ask("POST", "/v1/vms", "", &body);
+        assert_eq!(status, 422, "{problem}");
+        let started: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&batch).unwrap()).unwrap();
+        let cards = started["vms"][0][1]["nets"].as_array().unwrap().iter();
+        let found: Vec<_> = cards.map(|card| card["kind"].clone()).collect();
+        assert_eq!(found, *kinds, "{started}");
     }
 }
 

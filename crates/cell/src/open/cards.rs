@@ -60,7 +60,7 @@ impl Opening<'_> {
     ) -> Result<Cards, OpenError> {
         let mut all = Cards::default();
         let addresses = hardware_addresses(self.spec, self.name)?;
-        for (index, (net, mac)) in cards(self.spec).into_iter().zip(addresses).enumerate() {
+        for (index, (net, mac)) in self.spec.cards().into_iter().zip(addresses).enumerate() {
             let id = format!("net{index}");
             let backend = match (&net.kind, &net.tap) {
                 (NetKind::Tap, Some(tap)) => {
@@ -156,18 +156,11 @@ fn passt_user(cid: u32) -> Option<(u32, u32)> {
     identity.map(|identity| (identity.uid, identity.gid))
 }
 
-/// The VM's network cards: one of user-mode networking if the spec has no list.
-pub(super) fn cards(spec: &VmSpec) -> Vec<NetSpec> {
-    spec.nets
-        .clone()
-        .unwrap_or_else(|| vec![NetSpec::of(NetKind::User)])
-}
-
 /// The hardware address of each card of the VM called `name`: its own, or one made of the name.
 pub fn hardware_addresses(spec: &VmSpec, name: &str) -> Result<Vec<[u8; 6]>, subnet::SubnetError> {
     let address = |(index, card): (usize, &NetSpec)| match &card.mac {
         Some(text) => subnet::parse_mac(text),
         None => Ok(subnet::mac_address(name, index)),
     };
-    cards(spec).iter().enumerate().map(address).collect()
+    spec.cards().iter().enumerate().map(address).collect()
 }

@@ -16,7 +16,7 @@ use shard_api::launch::{DiskFormat, Fd, LaunchSpec, NetBackendLaunch};
 use subnet::passt::{LeftCard, PasstChild};
 use subnet::process::{Count, FilterProcess, LeftFilter};
 
-use super::cards::{OnSubnet, UserCard, cards, hardware_addresses, join, passt_spec};
+use super::cards::{OnSubnet, UserCard, hardware_addresses, join, passt_spec};
 use super::egress::egress;
 use super::folders::{Folder, LeftServer};
 use super::{Locks, OpenError, VmResources};
@@ -199,7 +199,7 @@ impl VmResources {
         }
         let log = Arc::new(ShardLog::take(left.log, files)?);
         let cid = left.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
-        let (nets, addresses) = (cards(&spec), hardware_addresses(&spec, name)?);
+        let (nets, addresses) = (spec.cards(), hardware_addresses(&spec, name)?);
         let mut passt = Vec::new();
         for card in left.cards {
             let missing = || io::Error::from(io::ErrorKind::InvalidData);

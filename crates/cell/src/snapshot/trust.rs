@@ -16,8 +16,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use config::VmSpec;
 use config::vm::{DiskFormatSpec, NetKind, NetSpec, SandboxSpec};
+use config::{VmSpec, is_command_network};
 
 use super::directory::{Directory, beneath};
 use crate::frozen::{check_cloneable, check_disks_cloneable};
@@ -175,6 +175,10 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
         ));
     }
     spec.sandbox = sandbox;
+    for card in spec.nets.iter_mut().flatten() {
+        // A command chose it for its VMs, which may still run there.
+        card.network.take_if(|network| is_command_network(network));
+    }
     let cards = spec.nets.iter_mut().flatten();
     if allowed.as_is {
         if let Some(why) = check_disks_cloneable(&spec) {

@@ -42,7 +42,7 @@ pub(super) async fn start_vm(
     Extension(peer): Extension<Peer>,
     request: Request<Body>,
 ) -> Result<Response> {
-    let spec: VmSpec = body(request).await?;
+    let mut spec: VmSpec = body(request).await?;
     let slot = context.slots.take(caller)?;
     run_in_slot(slot, move |_| {
         let policy = caller.policy(&context.rights)?;
@@ -58,6 +58,7 @@ pub(super) async fn start_vm(
             Some(_) => HostFacts::without_files(),
         };
         let name = check(&spec, &facts)?;
+        spec.list_default_card();
         let batch = Batch {
             vms: vec![(name.clone(), spec)],
             source: None,

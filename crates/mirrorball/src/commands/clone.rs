@@ -319,8 +319,10 @@ fn go_on(
         .into_iter()
         .map(|name| {
             let mut spec = spec_of(parent.1, &name);
-            if as_is && matches!(source, Source::Snapshot { .. }) {
-                spec.nets = clone_identity::kept_cards(parent)?;
+            match source {
+                Source::Snapshot { .. } if as_is => spec.nets = clone_identity::kept_cards(parent)?,
+                Source::Running(_) if as_is => clone_identity::leave_command_network(parent, &mut spec)?,
+                _ => {}
             }
             Ok((name, spec))
         })

@@ -13,6 +13,7 @@ use miette::{IntoDiagnostic, Result};
 use operations::networks;
 use registry::runtime;
 use registry::subnet::NetworkReport;
+use subnet::network::Ipv4Range;
 
 use crate::guest;
 
@@ -86,16 +87,47 @@ fn silent_cards(spec: &VmSpec, kept: &[[u8; 6]], own: &[[u8; 6]]) -> Vec<usize> 
 }
 
 /// Returns the parent's cards for a VM that keeps its parent's identity: those of a subnet have the hardware
-/// addresses that the guest has.
+/// addresses that the guest has, and on a network of this VM alone the IP addresses, too.
 pub fn kept_cards(parent: (&str, &VmSpec)) -> Result<Option<Vec<NetSpec>>> {
     let addresses = cell::open::hardware_addresses(parent.1, parent.0).into_diagnostic()?;
     let mut cards = parent.1.nets.clone();
-    for (card, address) in cards.iter_mut().flatten().zip(addresses) {
-        if card.kind == NetKind::Subnet {
-            card.mac = Some(subnet::write_mac(address));
+    let on_subnet = |card: &NetSpec| card.kind == NetKind::Subnet;
+    let first = cards.iter().flatten().position(on_subnet);
+    for (number, card) in cards.iter_mut().flatten().enumerate() {
+        let Some(mac) = addresses.get(number).filter(|_| on_subnet(card)) else {
+            continue;
+        };
+        card.mac = Some(subnet::write_mac(*mac));
+        // Elsewhere the parent may have the address, or the network another range.
+        if card.network.is_none() && parent.1.share_group.is_none() {
+            let name = match first == Some(number) {
+                true => parent.0.to_ascii_lowercase(),
+                false => format!("{}-{number}", parent.0.to_ascii_lowercase()),
+            };
+            card.address
+                .get_or_insert_with(|| Ipv4Range::default().preferred(&name));
         }
     }
     Ok(cards)
+}
+
+/// Gives a clone that keeps its parent's identity a network of its own instead of the network of the command
+/// that started the parent: two cards with one hardware address can't be on the same one.
+pub fn leave_command_network(parent: (&str, &VmSpec), spec: &mut VmSpec) -> Result<()> {
+    let mut alone = parent.1.clone();
+    for card in alone.nets.iter_mut().flatten() {
+        card.network
+            .take_if(|network| config::is_command_network(network));
+    }
+    let kept = kept_cards((parent.0, &alone))?.unwrap_or_default();
+    for (card, mut kept) in spec.nets.iter_mut().flatten().zip(kept) {
+        let network = card.network.as_deref();
+        if network.is_some_and(config::is_command_network) {
+            kept.forward.clear();
+            *card = kept;
+        }
+    }
+    Ok(())
 }
 
 fn is_on_subnet(spec: &VmSpec) -> bool {
@@ -243,5 +275,56 @@ mod tests {
         let of = |spec: &VmSpec, name| cell::open::hardware_addresses(spec, name).unwrap()[1];
         assert_eq!(of(&renamed, "other"), of(&spec, "web"));
         assert_ne!(of(&spec, "other"), of(&spec, "web"));
+    }
+
+    #[test]
+    fn addresses_are_kept_on_a_network_of_the_vm_alone() {
+        let cards = |spec: &VmSpec| kept_cards(("Web", spec)).unwrap().unwrap();
+        let range = Ipv4Range::default();
+        let mut spec = spec(&["user", "subnet", "subnet"]);
+        let kept = cards(&spec);
+        assert_eq!(kept[0].address, None);
+        assert_eq!(kept[1].address, Some(range.preferred("web")));
+        assert_eq!(kept[2].address, Some(range.preferred("web-2")));
+        let own = Ipv4Addr::new(10, 213, 7, 7);
+        for card in spec.nets.iter_mut().flatten().skip(1) {
+            card.address = Some(own);
+        }
+        assert_eq!(cards(&spec)[1].address, Some(own));
+        for card in spec.nets.iter_mut().flatten().skip(1) {
+            (card.network, card.address) = (Some("back".to_owned()), None);
+        }
+        assert_eq!(cards(&spec)[1].address, None);
+        spec = self::spec(&["subnet"]);
+        spec.share_group = Some("group".to_owned());
+        assert_eq!(cards(&spec)[0].address, None);
+    }
+
+    #[test]
+    fn clone_with_its_parents_identity_leaves_the_network_of_a_command_alone() {
+        let mut parent = spec(&["subnet", "subnet"]);
+        let networks = [config::command_network(7), "back".to_owned()];
+        for (card, network) in parent.nets.iter_mut().flatten().zip(networks) {
+            card.network = Some(network);
+            card.forward = vec!["8080:80".to_owned()];
+        }
+        let mut clone = parent.clone();
+        for card in clone.nets.iter_mut().flatten() {
+            card.forward.clear();
+        }
+        leave_command_network(("web", &parent), &mut clone).unwrap();
+        let cards = clone.nets.clone().unwrap();
+        assert_eq!(cards[0].network, None);
+        assert_eq!(cards[0].address, Some(Ipv4Range::default().preferred("web")));
+        assert_eq!(
+            (&cards[1].network, &cards[1].mac),
+            (&Some("back".to_owned()), &None)
+        );
+        assert!(cards.iter().all(|card| card.forward.is_empty()), "{cards:?}");
+        let of = |spec: &VmSpec, name| cell::open::hardware_addresses(spec, name).unwrap();
+        assert_eq!(
+            silent_cards(&clone, &of(&parent, "web"), &of(&clone, "web-1")),
+            [1]
+        );
     }
 }

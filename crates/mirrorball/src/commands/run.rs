@@ -37,6 +37,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if rules.is_some() {
         specs.iter_mut().try_for_each(name_absolutely)?;
     }
+    specs.iter_mut().for_each(VmSpec::list_default_card);
     join_one_network(&mut specs);
     let vms = name(specs, args.count);
     if home.is_none()
@@ -84,7 +85,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 fn join_one_network(specs: &mut [VmSpec]) {
     // Keys of hashes are random.
     let number = RandomState::new().build_hasher().finish() as u32;
-    let network = format!("run-{number:08x}");
+    let network = config::command_network(number);
     let alone = specs.iter_mut().filter(|spec| spec.share_group.is_none());
     let cards = alone.flat_map(|spec| spec.nets.iter_mut().flatten());
     for card in cards.filter(|card| card.kind == NetKind::Subnet && card.network.is_none()) {

@@ -270,8 +270,10 @@ fn start_detached(name: &str, spec: &VmSpec, start_monitor: StartMonitor) -> Res
             "{name}: cell {cell} is on another host"
         ));
     }
+    let mut spec = spec.clone();
+    spec.list_default_card();
     let batch = Batch {
-        vms: vec![(name.to_owned(), spec.clone())],
+        vms: vec![(name.to_owned(), spec)],
         source: None,
         share_between: host_file::share_between()?,
         member: None,

@@ -10,7 +10,7 @@ use super::card::{Addresses, Card, Counts};
 use super::error::AttachError;
 use super::header::is_group;
 use super::rate::Limiter;
-use super::settings::{Gateway, LINK_LOCAL, Settings, has_prefix, hash, interface_address};
+use super::settings::{Gateway, LINK_LOCAL, Settings, has_prefix, interface_address};
 use super::{CARDS_MAX, CardId, LEARNT_MAX};
 use crate::write_mac;
 
@@ -254,7 +254,7 @@ impl Members {
     /// Returns the address that the name decides, or the next free one.
     fn free_address(&self, name: &str, settings: &Settings) -> Result<Ipv4Addr, AttachError> {
         let range = settings.ipv4;
-        let first = (hash(name.as_bytes()) % u64::from(range.cards())) as u32;
+        let first = range.first_number(name);
         // Each card has one address, so one more than the cards is enough.
         let tries = range.cards().min(CARDS_MAX as u32 + 1);
         (0..tries)

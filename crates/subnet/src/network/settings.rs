@@ -68,6 +68,17 @@ impl Ipv4Range {
         !u32::from(self.mask()) - 2
     }
 
+    /// Returns the address of a card with this name, in lower case, unless another card has it. It is the same
+    /// in each release.
+    pub fn preferred(self, name: &str) -> Ipv4Addr {
+        self.card(self.first_number(name))
+    }
+
+    /// Returns the number of the first address to try for a card with this name.
+    pub(super) fn first_number(self, name: &str) -> u32 {
+        (hash(name.as_bytes()) % u64::from(self.cards())) as u32
+    }
+
     /// Returns an address for a card. Numbers beyond [`Self::cards`] start over.
     pub(super) fn card(self, number: u32) -> Ipv4Addr {
         (self.base + 2 + number % self.cards()).into()

@@ -237,6 +237,22 @@ fn card_of_a_subnet_is_on_no_network_but_the_callers() {
 }
 
 #[test]
+fn network_of_a_command_is_not_the_snapshots() {
+    let host = Host::new();
+    let card = json!({ "kind": "subnet", "network": config::command_network(7) });
+    let spec = json!({ "image": "tiny", "nets": [card] });
+    for as_is in [false, true] {
+        let allowed = Allowed {
+            as_is,
+            ..Allowed::default()
+        };
+        let granted = host.grant(spec.clone(), &allowed).unwrap();
+        assert_eq!(granted.spec.nets.as_ref().unwrap()[0].network, None);
+        assert!(granted.withheld.is_empty(), "{granted:?}");
+    }
+}
+
+#[test]
 fn the_stronger_sandbox_wins() {
     use SandboxSpec::{Auto, Off, Require};
     for (snapshot, caller, wins) in [
