@@ -1,6 +1,7 @@
 //! Memory that VMs of two cells share. Each guest writes a letter to the region, and prints what it reads
 //! there.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use guest_tests::cluster::allowed_cpus;
@@ -280,6 +281,34 @@ fn check_lenders(cells: &Cells, members: &[&str], expected: &Value) {
     }
 }
 
+/// Checks that the pages of the region that a VM's shard maps are on the nodes of a cell, and bound to them. A
+/// host with one node has no other.
+#[track_caller]
+fn check_nodes(cells: &Cells, vm: &str, cell: usize) {
+    let nodes = &cells.status()[cell]["nodes"];
+    let nodes: BTreeSet<u64> = serde_json::from_value(nodes.clone()).expect("numbers");
+    let maps = fs::read_to_string(format!("/proc/{}/numa_maps", pid(cells, vm, "shard_pid")));
+    let maps = maps.expect("a kernel with NUMA");
+    let region: Vec<&str> = maps
+        .lines()
+        .filter(|line| line.contains("shared-region"))
+        .collect();
+    assert!(!region.is_empty(), "no region in {maps}");
+    let binds = fs::metadata("/sys/devices/system/node/node1").is_ok();
+    for line in region {
+        let policy = line.split(' ').nth(1).expect("a policy");
+        assert!(!binds || policy.starts_with("bind:"), "not bound: {line}");
+        let words = line
+            .split(' ')
+            .filter_map(|word| word.strip_prefix('N')?.split_once('='));
+        let on: BTreeSet<u64> = words.map(|(node, _)| node.parse().expect("a number")).collect();
+        assert!(
+            on.is_subset(&nodes) && !on.is_empty(),
+            "pages on other nodes than {nodes:?}: {line}"
+        );
+    }
+}
+
 #[test]
 fn memory_of_a_region_moves_between_cells_and_ends_the_dependency_on_its_lender() {
     let cells = cells_up("region-moves");
@@ -303,6 +332,7 @@ fn memory_of_a_region_moves_between_cells_and_ends_the_dependency_on_its_lender(
     );
     let lent = json!([{ "cell": 1, "bytes": 64 * MIB }]);
     check_lenders(&cells, &["w1", "r1"], &lent);
+    check_nodes(&cells, "w1", 1);
     // The home has its own memory for a VM, and the members the same bytes as before.
     let large = cells.vm_file("large", "memory = \"128M\"\ncell = 0\n", None);
     cells.call(["run", "-d", &large]).ok();
@@ -323,8 +353,10 @@ fn memory_of_a_region_moves_between_cells_and_ends_the_dependency_on_its_lender(
     let reclaim = ["cluster", "reclaim", "64M", "--from", "0", "--to", "1"];
     let used = cells.call(reclaim).run().expect(1).errors();
     assert!(used.contains("mirrorball move --region table --cell 0"), "{used}");
+    check_nodes(&cells, "w1", 1);
     move_to(&cells, "0").expect(0);
     check_lenders(&cells, &["w1", "r1", "w2"], &json!([]));
+    check_nodes(&cells, "w1", 0);
     cells.call(reclaim).ok();
     run(&cells, "w3", b'U', 1, WRITES);
     wait_printed(&cells, "r1", 'U');

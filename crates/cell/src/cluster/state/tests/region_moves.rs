@@ -1,5 +1,7 @@
 //! Moves of a shared region's memory between cells.
 
+use registry::cluster::interface::RegionMoved;
+
 use super::regions::{LIMITS, member, runs, spec};
 use super::*;
 
@@ -93,8 +95,6 @@ fn done(mib: u64, not_recorded: &[&str]) -> CellResponse {
     })
 }
 
-use registry::cluster::interface::RegionMoved;
-
 #[test]
 fn region_has_the_memory_of_both_cells_from_before_the_first_page_moves_until_after_the_last() {
     let mut world = World::with_region();
@@ -186,12 +186,12 @@ fn region_whose_pages_or_members_do_not_follow_keeps_its_memory() {
     assert_eq!((acts, why(answer)), (vec![], "pinned".to_owned()));
     assert_eq!(world.lenders(), [part(1, 64)]);
     assert_eq!(world.order_move(1), (vec![record(4, &both)], None));
-    assert_eq!(world.recorded(4, &[]), (vec![pages(4, &[1], &[0, 1])], None));
-    world.moved(4, all(0));
-    assert_eq!(world.recorded(4, &[]).1, Some(done(0, &[])));
     // Reports of an earlier move change nothing.
     assert_eq!(world.recorded(1, &["r"]), (vec![], None));
     assert_eq!(world.moved(3, all(1)), (vec![], None));
+    assert_eq!(world.recorded(4, &[]), (vec![pages(4, &[1], &[0, 1])], None));
+    world.moved(4, all(0));
+    assert_eq!(world.recorded(4, &[]).1, Some(done(0, &[])));
     assert_eq!(world.lenders(), [part(1, 64)]);
 }
 
@@ -284,7 +284,9 @@ fn next_process_of_the_home_counts_all_memory_that_a_move_may_have_left() {
     for (w, r, expected) in [
         (&[][..], &[][..], vec![]),
         (&both[..], &[][..], vec![part(0, 64), part(1, 64)]),
+        (&[][..], &both[..], vec![part(0, 64), part(1, 64)]),
         (&both[..], &new[..], vec![part(0, 64), part(1, 64)]),
+        (&new[..], &both[..], vec![part(0, 64), part(1, 64)]),
         (&new[..], &[][..], vec![part(1, 64)]),
     ] {
         let mut world = World::with_region();
