@@ -42,6 +42,8 @@ pub fn run(identity: &[&str]) -> Result<()> {
     // The name is for people who list processes.
     let _ = set_name(c"subnet");
     let gateway = Gateway::new(listener.into(), owner, descriptors).into_diagnostic()?;
+    // The start of the program uses code that the gateway does not.
+    page::program::release();
     let sealed = seal_alone(Sealing {
         kind: ThreadKind::Gateway,
         policy: SandboxPolicy::Require,
