@@ -13,6 +13,7 @@ use registry::subnet::{Captured, Connection, HostFacts, NetworkReport, NetworkSe
 use super::*;
 
 mod dns_over_tcp;
+mod lookup;
 
 /// A gateway on a thread, with a runtime directory of its own.
 struct Served {
