@@ -108,6 +108,7 @@ targets! {
     block
     cluster_messages
     config
+    dns_stream
     dsm_frames
     file_kind
     frames

@@ -259,5 +259,7 @@ impl Stream {
     }
 }
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;

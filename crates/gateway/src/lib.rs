@@ -27,4 +27,6 @@ mod path;
 mod report;
 mod server;
 
+#[cfg(fuzzing)]
+pub use self::dns_stream::fuzzing;
 pub use self::server::{Gateway, IDLE_LIMIT};

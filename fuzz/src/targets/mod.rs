@@ -10,6 +10,7 @@ mod balloon;
 mod block;
 mod cluster_messages;
 mod config;
+mod dns_stream;
 mod dsm_frames;
 mod file_kind;
 mod frames;
@@ -60,6 +61,7 @@ targets! {
     block
     cluster_messages
     config
+    dns_stream
     dsm_frames
     file_kind
     frames
