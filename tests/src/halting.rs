@@ -55,6 +55,29 @@ pub fn numbering_guest_of(bytes: u64) -> Vec<u8> {
     ])
 }
 
+/// Memory that [`filling_guest`] fills, bytes: from 16 to 80 MiB.
+pub const FILLED_BYTES: u64 = 64 << 20;
+
+/// An ELF kernel that writes to each page of its memory the page's own address, prints `f`, and halts. No two
+/// pages of a guest are equal, and each page equals that of another guest.
+pub fn filling_guest() -> Vec<u8> {
+    let end = u32::try_from((16 << 20) + FILLED_BYTES).expect("it ends below 4 GiB");
+    let [e0, e1, e2, e3] = end.to_le_bytes();
+    elf(&[
+        0xfa, // cli
+        0xbf, 0x00, 0x00, 0x00, 0x01, // mov edi, 16 MiB
+        0x89, 0x3f, // fill: mov [rdi], edi
+        0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // add edi, 4096
+        0x81, 0xff, e0, e1, e2, e3, // cmp edi, end
+        0x72, 0xf0, // jb fill
+        0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+        0xb0, b'f', // mov al, 'f'
+        0xee, // out dx, al
+        0xf4, // stop: hlt
+        0xeb, 0xfd, // jmp stop
+    ])
+}
+
 /// An ELF kernel that writes a letter to the start of its first persistent memory, then prints what it reads
 /// there, again and again. The VM has at most 3 GiB of memory, so that the persistent memory is at 4 GiB. The
 /// page table that maps it is at 0x60000. Its entry, the first beyond the 4 GiB that are mapped at the start,

@@ -30,6 +30,52 @@ pub fn has_controllers(needed: &[&str]) -> bool {
         .all(|name| known.split_whitespace().any(|known| known == *name))
 }
 
+/// The kernel's scanner for equal pages of memory (KSM). Its settings come back when this is dropped.
+pub struct PageScanner {
+    before: Vec<(&'static str, String)>,
+}
+
+impl PageScanner {
+    /// File that starts and stops it; absent on a kernel without a scanner.
+    pub const RUN: &'static str = "/sys/kernel/mm/ksm/run";
+    const PAGES: &'static str = "/sys/kernel/mm/ksm/pages_to_scan";
+    const REST: &'static str = "/sys/kernel/mm/ksm/sleep_millisecs";
+
+    /// Stops it.
+    #[track_caller]
+    pub fn stopped() -> Self {
+        let before = [Self::PAGES, Self::REST, Self::RUN]
+            .map(|file| (file, fs::read_to_string(file).expect("a kernel with a scanner")));
+        let scanner = Self {
+            before: before.into(),
+        };
+        scanner.set(Self::RUN, "0");
+        scanner
+    }
+
+    /// Starts it, so that it finds equal pages within seconds.
+    #[track_caller]
+    pub fn start(&self) {
+        self.set(Self::PAGES, "10000");
+        self.set(Self::REST, "20");
+        self.set(Self::RUN, "1");
+    }
+
+    #[track_caller]
+    fn set(&self, file: &str, value: &str) {
+        fs::write(file, value).unwrap_or_else(|error| panic!("{file}: {error}"));
+    }
+}
+
+impl Drop for PageScanner {
+    fn drop(&mut self) {
+        for (file, value) in &self.before {
+            // The host of a test that ends anyway.
+            let _ = fs::write(file, value.trim());
+        }
+    }
+}
+
 /// Running processes of ours: programs named `mirrorball` or `passt`, threads not counted, zombies neither.
 pub fn processes() -> BTreeSet<u32> {
     let numbers = fs::read_dir("/proc").expect("/proc is mounted").flatten();

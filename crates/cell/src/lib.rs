@@ -37,6 +37,7 @@ pub mod programs;
 pub mod reboot;
 mod recorder;
 pub mod remote;
+mod scan;
 mod scheduler;
 mod secondary_shards;
 mod shard_log;

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use config::VmSpec;
 use hostinfo::facts;
 use hostinfo::nodes::span_nodes;
+use hostinfo::scanner::Scanner;
 use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
@@ -53,7 +54,7 @@ use crate::share_group::Claims;
 use crate::socket::{Served, bind};
 use crate::spanning::Span;
 use crate::vm::{self, Adopted, Vm};
-use crate::{control, ending, memory_watch, open, snapshot};
+use crate::{control, ending, memory_watch, open, scan, snapshot};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;
@@ -270,6 +271,8 @@ impl NewVm<'_> {
         span: Option<&Span>,
         frozen: Option<&FrozenVm>,
     ) -> Result<VmResources, String> {
+        let between = terms.grouping.between;
+        scan::check(self.spec, between, Scanner::of_host).map_err(line)?;
         let group = terms.share_group(self.spec, frozen);
         let claims = Claims::new(group.clone());
         let of_vm = open::OfVm {

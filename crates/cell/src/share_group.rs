@@ -93,7 +93,11 @@ impl Apart {
         if self.boot {
             // Kernel and initramfs share as the VM does; disks that relied on that now have the setting
             // themselves.
-            let inherited = spec.share.unwrap_or_default();
+            let (is_scanned, inherited) = match spec.share.unwrap_or_default() {
+                // No mode of a disk.
+                ShareSpec::Scan => (true, ShareSpec::Adaptive),
+                share => (false, share),
+            };
             spec.root.share.get_or_insert(inherited);
             for disk in &mut spec.disks {
                 let in_place = disk.mode == DiskMode::Exclusive && disk.persistent;
@@ -101,7 +105,10 @@ impl Apart {
                     disk.share.get_or_insert(inherited);
                 }
             }
-            spec.share = Some(ShareSpec::Never);
+            // A clone of scanned memory is scanned, too: its kernel and initramfs are kept apart anew.
+            if !is_scanned {
+                spec.share = Some(ShareSpec::Never);
+            }
         }
         if self.root {
             spec.root.share = Some(ShareSpec::Never);
@@ -181,6 +188,20 @@ mod tests {
         );
         let nothing = shares(Apart::default());
         assert_eq!(nothing.1, None);
+    }
+
+    #[test]
+    fn scanned_memory_stays_scanned_when_its_kernel_is_kept_apart() {
+        let boot = Apart {
+            boot: true,
+            ..Apart::default()
+        };
+        let apart = boot.spec(&spec("image = \"debian-12\"\nshare = \"scan\""));
+        config::check(&apart).unwrap();
+        assert_eq!(
+            (apart.share, apart.root.share),
+            (Some(ShareSpec::Scan), Some(ShareSpec::Adaptive))
+        );
     }
 
     #[test]

@@ -140,7 +140,8 @@ pub struct VmSpec {
     /// Maximum bytes of each disk's temporary overlay; no limit when absent.
     #[serde(default)]
     pub scratch_limit: Option<Size>,
-    /// Sharing mode of disks without a `share` of their own: `adaptive`, `deferred`, `at-read`, `never`.
+    /// Sharing mode of disks without a `share` of their own: `adaptive`, `deferred`, `at-read`, `never`; or
+    /// `scan`, which is `adaptive`, and the host scans all of the VM's memory for equal pages.
     #[serde(default)]
     pub share: Option<ShareSpec>,
     /// The group of VMs that share memory with one another. When absent, the host's file decides which VMs
@@ -286,6 +287,8 @@ pub enum ShareSpec {
     AtRead,
     /// Pages are copied, never shared.
     Never,
+    /// As `Adaptive`, and the host's kernel merges equal pages of the VM's memory. A mode of the whole VM.
+    Scan,
 }
 
 /// A disk beside the image's root disk.

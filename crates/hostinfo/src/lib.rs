@@ -12,6 +12,7 @@
 //! | [`kvm_statistics`] | halts and exits of a vCPU, from KVM's statistics |
 //! | [`memory_use`] | what running VMs take of the host's memory |
 //! | [`pressure`] | how short of memory the host is |
+//! | [`scanner`] | the kernel's scanner for equal pages, its result and its CPU time |
 //!
 //! It reads sysfs, `/proc`, and the files of [`registry`], and writes only the measurements that it keeps in
 //! the runtime directory. It decides nothing: rules over facts are in `knowledge`, decisions in `policy`.
@@ -29,5 +30,6 @@ pub mod measure;
 pub mod memory_use;
 pub mod nodes;
 pub mod pressure;
+pub mod scanner;
 pub mod thread_migrations;
 pub mod topology;

@@ -126,5 +126,8 @@ fn receive(
 
 /// Whether a page of this origin is memory of this VM alone.
 pub fn is_private(host: HostPage) -> bool {
-    !matches!(host, HostPage::Absent | HostPage::Image | HostPage::Frozen)
+    !matches!(
+        host,
+        HostPage::Absent | HostPage::Image | HostPage::Frozen | HostPage::Merged
+    )
 }

@@ -31,7 +31,7 @@ use crate::paging::{DiskImage, Paging};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
-use crate::sharing::{Mapper, PressureMonitor, Sharing};
+use crate::sharing::{Advice, Mapper, PressureMonitor, Sharing};
 use crate::snapshot::MachineState;
 use crate::span::host::cpuid;
 use crate::span::machine::HomeShard;
@@ -139,12 +139,13 @@ impl Machine {
                         (Self::sharing(spec, &memory, images, &files)?, Some(resume))
                     }
                 };
+                if spec.memory.scan {
+                    sharing_of(&served)?.mapper.begin_scan(resume.is_none())?;
+                    MemoryNodes::new(&spec.memory, &spec.nodes).bind(&memory, &layout)?;
+                }
                 let start = match resume {
                     Some(Resume { state, layers }) => {
-                        let sharing = served
-                            .sharing()
-                            .ok_or(MachineError::Lacking("small pages for this memory"))?;
-                        sharing.mapper.adopt(layers, &state.memory)?;
+                        sharing_of(&served)?.mapper.adopt(layers, &state.memory)?;
                         MemoryNodes::new(&spec.memory, &spec.nodes).bind(&memory, &layout)?;
                         console.restore(&state.console, end.clone())?;
                         Start::Resume(Box::new(state))
@@ -248,7 +249,12 @@ impl Machine {
             images.push(boot.kernel.try_clone()?);
             images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);
         }
-        let mapper = Mapper::new(memory, images, spec.memory.pages == Pages::Transparent);
+        let advice = match spec.memory.pages {
+            _ if spec.memory.scan => Advice::Scan,
+            Pages::Transparent => Advice::Huge,
+            _ => Advice::Ordinary,
+        };
+        let mapper = Mapper::new(memory, images, advice);
         let shared = |mapper: Arc<Mapper>| {
             let pressure = Arc::new(PressureMonitor::open(mapper.images(), &spec.mapped));
             PlainMemory::Shared(Sharing { mapper, pressure })
@@ -276,6 +282,13 @@ impl Machine {
         // SAFETY: the device's mapping has that size and is never undone (`PmemRegion::host`).
         Ok(unsafe { self.vm.set_user_memory_region(slot) }?)
     }
+}
+
+/// Returns the sharing of a VM that needs small pages.
+fn sharing_of(memory: &PlainMemory) -> Result<&Sharing, MachineError> {
+    memory
+        .sharing()
+        .ok_or(MachineError::Lacking("small pages for this memory"))
 }
 
 /// Adds the devices at ports of their own: serial port, panic reports, power and reset.

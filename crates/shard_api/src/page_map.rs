@@ -16,6 +16,8 @@ pub enum HostPage {
     Image,
     /// The page is a frozen VM's, from which this one was cloned or which it was itself.
     Frozen,
+    /// A page that the host's scanner merged with equal ones, of this VM or of others.
+    Merged,
     /// A copy that equals its page of the kernel or initramfs.
     Loaded,
     /// A copy that equals its page of a disk's image.

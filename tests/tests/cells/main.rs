@@ -13,6 +13,7 @@ mod pages;
 mod promises;
 mod regions;
 mod reservations;
+mod scan;
 mod spanning_gangs;
 mod stops;
 mod top;

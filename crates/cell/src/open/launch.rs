@@ -17,7 +17,8 @@ pub(super) fn on_full(spec: OnFullSpec) -> OnFull {
 /// `never` lets pages leave memory that the disk's image has.
 pub(super) fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
     match own.or(spec.share).unwrap_or_default() {
-        ShareSpec::Adaptive => Share::Adaptive,
+        // All memory is scanned, besides.
+        ShareSpec::Adaptive | ShareSpec::Scan => Share::Adaptive,
         ShareSpec::Deferred => Share::Deferred,
         ShareSpec::AtRead => Share::AtRead,
         ShareSpec::Never => Share::Never,
@@ -62,6 +63,7 @@ pub(super) fn memory(spec: &VmSpec) -> MemoryLaunch {
         // Known when the VM has its place.
         homes: Vec::new(),
         paging: None,
+        scan: spec.share == Some(ShareSpec::Scan),
     }
 }
 
@@ -108,6 +110,21 @@ mod tests {
         let limit = |bytes, requests| DiskLimit { bytes, requests };
         assert_eq!(limits.root, limit(Some(1 << 20), None));
         assert_eq!(limits.others, [limit(None, None), limit(None, Some(7))]);
+    }
+
+    #[test]
+    fn disks_of_scanned_memory_share_by_the_adaptive_rule() {
+        let spec = |text: &str| config::parse("web.toml", &format!("image = \"tiny\"\n{text}")).unwrap();
+        let scanned = spec("share = \"scan\"");
+        assert!(memory(&scanned).scan);
+        assert_eq!(
+            (share(&scanned, None), share_boot(&scanned)),
+            (Share::Adaptive, Share::Adaptive)
+        );
+        let apart = share(&scanned, Some(ShareSpec::Never));
+        assert_eq!(apart, Share::Never, "a disk's own mode");
+        assert!(!memory(&spec("share = \"at-read\"")).scan);
+        assert!(!memory(&spec("")).scan);
     }
 
     #[test]

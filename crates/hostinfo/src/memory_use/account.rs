@@ -8,6 +8,7 @@ use super::classify::{Classified, Mapped};
 use super::host::HostMemory;
 use super::process::OpenFile;
 use super::smaps::FileId;
+use crate::scanner::Scanner;
 
 /// The readings of one VM.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +43,7 @@ pub struct FileReading {
 }
 
 /// The memory use of one VM, or of all, in bytes. `host_bytes` is the sum of `base_bytes`, `clone_bytes`,
-/// `private_bytes`, `copied_bytes`, `disk_bytes` and `monitor_bytes`.
+/// `private_bytes`, `merged_bytes`, `copied_bytes`, `disk_bytes` and `monitor_bytes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VmMemory {
     /// The VM's name.
@@ -63,6 +64,10 @@ pub struct VmMemory {
     pub clone_bytes: u64,
     /// Memory that only this guest has.
     pub private_bytes: u64,
+    /// Pages that the host's scanner merged with equal ones.
+    pub merged_resident_bytes: u64,
+    /// The VM's part of them.
+    pub merged_bytes: u64,
     /// Copies of base and clone pages, made when the guest wrote to them.
     pub copied_bytes: u64,
     /// Page cache of the files that keep the guest's writes.
@@ -77,7 +82,7 @@ pub struct VmMemory {
 impl VmMemory {
     /// Bytes of the guest's pages that others use too, or could.
     pub fn shared_bytes(&self) -> u64 {
-        self.base_resident_bytes + self.clone_resident_bytes
+        self.base_resident_bytes + self.clone_resident_bytes + self.merged_resident_bytes
     }
 
     /// Adds the columns of another row.
@@ -92,6 +97,8 @@ impl VmMemory {
         self.clone_resident_bytes += other.clone_resident_bytes;
         self.clone_bytes += other.clone_bytes;
         self.private_bytes += other.private_bytes;
+        self.merged_resident_bytes += other.merged_resident_bytes;
+        self.merged_bytes += other.merged_bytes;
         self.copied_bytes += other.copied_bytes;
         self.disk_bytes += other.disk_bytes;
         self.monitor_bytes += other.monitor_bytes;
@@ -147,6 +154,9 @@ pub struct MemoryUse {
     /// The gateway of the subnet of the VMs' user, which is in no row; none if it does not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<GatewayMemory>,
+    /// The host's scanner of memory, while it runs or has merged pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scanner: Option<Scanner>,
     /// Memory of the whole host.
     pub host: HostSum,
     /// One line for each source that could not be read.
@@ -217,7 +227,11 @@ fn row(vm: &VmReading, unmapped: &Unmapped, disk_bytes: u64) -> VmMemory {
     let sum =
         |kind: &BTreeMap<FileId, Mapped>, what: fn(&Mapped) -> u64| kind.values().map(what).sum::<u64>();
     let Classified {
-        own, frozen, base, ..
+        own,
+        frozen,
+        base,
+        anonymous,
+        ..
     } = &vm.shard;
     let all = [own, frozen, base];
     let mut row = VmMemory {
@@ -229,7 +243,9 @@ fn row(vm: &VmReading, unmapped: &Unmapped, disk_bytes: u64) -> VmMemory {
         base_bytes: sum(base, |file| file.proportional),
         clone_resident_bytes: sum(frozen, |file| file.resident),
         clone_bytes: sum(frozen, |file| file.proportional),
-        private_bytes: sum(own, |file| file.proportional) + unmapped.resident,
+        private_bytes: sum(own, |file| file.proportional) + unmapped.resident + anonymous.private,
+        merged_resident_bytes: anonymous.merged_resident,
+        merged_bytes: anonymous.merged,
         copied_bytes: all.iter().map(|kind| sum(kind, |file| file.copied)).sum(),
         disk_bytes,
         monitor_bytes: vm.shard.monitor + vm.page_tables + vm.monitor_part,
@@ -238,12 +254,14 @@ fn row(vm: &VmReading, unmapped: &Unmapped, disk_bytes: u64) -> VmMemory {
                 .iter()
                 .map(|kind| sum(kind, |file| file.swapped_copies))
                 .sum::<u64>()
+            + anonymous.swapped
             + vm.shard.monitor_swapped
             + vm.monitor_part_swapped,
     };
     row.host_bytes = row.base_bytes
         + row.clone_bytes
         + row.private_bytes
+        + row.merged_bytes
         + row.copied_bytes
         + row.disk_bytes
         + row.monitor_bytes;

@@ -2,7 +2,8 @@
 //!
 //! Guest memory is one memfd for each VM, mapped shared. Pages of disk images, kernels and initramfs files
 //! are mapped privately over parts of it, or beside it as persistent memory; a clone maps the frozen memfd of
-//! another VM privately.
+//! another VM privately. Memory of a VM that the host scans for equal pages is in no file, nor are zeroes
+//! that a clone maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,9 +31,44 @@ impl Mapped {
     fn add(&mut self, area: &Area) {
         self.resident += area.of_file();
         self.proportional += area.part_of_file();
-        self.copied += area.anonymous;
+        // A merged copy is not this process's alone. The kernel does not tell its copies from pages of the
+        // file, which count first.
+        self.copied += match area.scanned {
+            true => area.anonymous.min(area.proportional),
+            false => area.anonymous,
+        };
         self.swapped_of_file += area.swapped_of_file();
         self.swapped_copies += area.swapped_anonymous;
+    }
+}
+
+/// Guest memory of a process that is in no file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anonymous {
+    /// Bytes that only this process has.
+    pub private: u64,
+    /// Bytes of pages that the host's scanner merged with equal ones.
+    pub merged_resident: u64,
+    /// The same, each page divided by the number of its users.
+    pub merged: u64,
+    /// Bytes swapped out.
+    pub swapped: u64,
+}
+
+impl Anonymous {
+    fn add(&mut self, area: &Area) {
+        let private = area.private.min(area.proportional);
+        self.private += private;
+        self.merged_resident += area.resident.saturating_sub(private);
+        self.merged += area.proportional - private;
+        self.swapped += area.swapped_anonymous;
+    }
+
+    fn join(&mut self, other: &Self) {
+        self.private += other.private;
+        self.merged_resident += other.merged_resident;
+        self.merged += other.merged;
+        self.swapped += other.swapped;
     }
 }
 
@@ -41,6 +77,8 @@ impl Mapped {
 pub struct Classified {
     /// The guest's own memory, which the guest writes to.
     pub own: BTreeMap<FileId, Mapped>,
+    /// The guest's own memory that is in no file.
+    pub anonymous: Anonymous,
     /// Memory of a VM that was cloned, which no process writes to any more.
     pub frozen: BTreeMap<FileId, Mapped>,
     /// Files whose pages the guest sees: disk images, kernel, initramfs.
@@ -72,6 +110,7 @@ impl Classified {
                 sum.resident = sum.proportional;
             }
         }
+        self.anonymous.join(&other.anonymous);
         self.monitor += other.monitor;
         self.monitor_swapped += other.monitor_swapped;
     }
@@ -87,6 +126,10 @@ pub fn classify(areas: &[Area]) -> Classified {
         .collect();
     let mut all = Classified::default();
     for area in areas {
+        if is_anonymous_guest_memory(area) {
+            all.anonymous.add(area);
+            continue;
+        }
         let kind = if programs.contains(&area.file) || !is_a_file(area) {
             all.monitor += area.proportional;
             all.monitor_swapped += area.swapped_anonymous;
@@ -105,6 +148,12 @@ pub fn classify(areas: &[Area]) -> Classified {
     all
 }
 
+/// Whether guest memory without a file is mapped. A shard leaves no other memory of its own out of core
+/// dumps.
+fn is_anonymous_guest_memory(area: &Area) -> bool {
+    area.undumped && area.file.inode == 0 && area.name.is_empty()
+}
+
 /// Whether a file is mapped, not memory that the kernel keeps as a file.
 fn is_a_file(area: &Area) -> bool {
     let kept_as_one = ["/dev/zero", "/memfd:", "/anon_hugepage", "/SYSV", "/["]
@@ -117,6 +166,9 @@ fn is_a_file(area: &Area) -> bool {
 /// Sorts the mappings of a process that holds no guest memory. All of them are the monitor's.
 pub fn helper(areas: &[Area]) -> Classified {
     let mut all = classify(areas);
+    let anonymous = std::mem::take(&mut all.anonymous);
+    all.monitor += anonymous.private + anonymous.merged;
+    all.monitor_swapped += anonymous.swapped;
     for kind in [&mut all.own, &mut all.frozen, &mut all.base] {
         for mapped in std::mem::take(kind).into_values() {
             all.monitor += mapped.proportional + mapped.copied;

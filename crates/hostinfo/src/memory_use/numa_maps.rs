@@ -25,12 +25,27 @@ fn parse(text: &str) -> MemoryPages {
         page_kib: 4,
         ..MemoryPages::default()
     };
-    let of_guest = |line: &&str| {
+    let file = |line: &str| -> Option<String> {
         let mut words = line.split_ascii_whitespace();
-        words.any(|word| {
-            word.strip_prefix("file=")
-                .is_some_and(|name| name.starts_with(GUEST_MEMORY))
-        })
+        words
+            .find_map(|word| word.strip_prefix("file="))
+            .map(str::to_owned)
+    };
+    // The kernel writes a space of a name as `\040`. A layer of a clone has a longer name.
+    let is_memory = |name: String| {
+        name.strip_prefix(GUEST_MEMORY)
+            .is_some_and(|rest| !rest.starts_with('-'))
+    };
+    let is_in_a_file = text.lines().filter_map(file).any(is_memory);
+    let of_guest = |line: &&str| match file(line) {
+        Some(name) => name.starts_with(GUEST_MEMORY),
+        // Memory that the host scans is in no file. Stacks of threads look like it; they are small.
+        None => {
+            !is_in_a_file
+                && !line
+                    .split_ascii_whitespace()
+                    .any(|word| word == "heap" || word == "stack")
+        }
     };
     for word in text
         .lines()
@@ -56,6 +71,21 @@ fn parse(text: &str) -> MemoryPages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_memory_in_no_file_are_counted_where_a_shard_has_no_memory_file() {
+        let text = "\
+7f1000000000 default anon=30 dirty=30 N0=10 N1=20 kernelpagesize_kB=4
+7f1100000000 default file=/memfd:guest-memory-layer\\040(deleted) anon=2 dirty=2 N1=2 kernelpagesize_kB=4
+7f1200000000 default file=/images/root.raw mapped=9 N0=9 kernelpagesize_kB=4
+01a00000 default heap anon=5 dirty=5 N0=5 kernelpagesize_kB=4
+7ffe0000 default stack anon=3 dirty=3 N0=3 kernelpagesize_kB=4
+";
+        let counted = |text: &str| parse(text).nodes.into_iter().collect::<Vec<_>>();
+        assert_eq!(counted(text), [(0, 10), (1, 22)]);
+        let file = "7f1300000000 default file=/memfd:guest-memory\\040(deleted) mapped=7 N0=7";
+        assert_eq!(counted(&format!("{text}{file}\n")), [(0, 7), (1, 2)]);
+    }
 
     #[test]
     fn guest_pages_are_counted_per_node_and_others_ignored() {

@@ -12,6 +12,7 @@ use super::host::HostMemory;
 use super::page_cache;
 use super::process::{self, OpenFile};
 use super::smaps::FileId;
+use crate::scanner::Scanner;
 
 /// Returns the memory use of the VMs of `records`. A VM that ends meanwhile is omitted. The result names the
 /// processes that this user may not read.
@@ -26,6 +27,7 @@ pub fn read(records: &[Record]) -> io::Result<MemoryUse> {
     let files: Vec<FileReading> = reader.files.values().map(|file| reader.file(file)).collect();
     reader.unread.extend(untold(&files));
     let mut table = account(&vms, &files, HostMemory::now()?);
+    table.scanner = Scanner::of_host().filter(|scanner| scanner.is_running || scanner.shared_bytes > 0);
     table.unread = reader.unread.into_iter().collect();
     Ok(table)
 }

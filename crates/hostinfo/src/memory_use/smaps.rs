@@ -28,10 +28,16 @@ pub struct Area {
     pub proportional: u64,
     /// Bytes of it that are this process's own copies, or never were a file's.
     pub anonymous: u64,
+    /// Bytes of it that no other page table has, neither this process's a second time.
+    pub private: u64,
     /// Bytes of it that are swapped out.
     pub swapped: u64,
     /// The part of `swapped` that is anonymous, each page divided by the number of its users.
     pub swapped_anonymous: u64,
+    /// Whether it is left out of core dumps, as a shard's guest memory is.
+    pub undumped: bool,
+    /// Whether the host's scanner merges its anonymous pages with equal ones.
+    pub scanned: bool,
 }
 
 impl Area {
@@ -40,7 +46,8 @@ impl Area {
         self.resident.saturating_sub(self.anonymous)
     }
 
-    /// The process's part of [`Self::of_file`]. A shard has no children, so it shares no anonymous page.
+    /// The process's part of [`Self::of_file`]. A shard has no children, so it shares no anonymous page that
+    /// the host's scanner has not merged.
     pub fn part_of_file(&self) -> u64 {
         self.proportional.saturating_sub(self.anonymous)
     }
@@ -57,11 +64,15 @@ pub fn parse(text: &str) -> Vec<Area> {
     for line in text.lines() {
         if let Some(area) = header(line) {
             areas.push(area);
+        } else if let (Some(area), Some(flags)) = (areas.last_mut(), line.strip_prefix("VmFlags:")) {
+            let has = |wanted| flags.split_whitespace().any(|flag| flag == wanted);
+            (area.undumped, area.scanned) = (has("dd"), has("mg"));
         } else if let (Some(area), Some((name, bytes))) = (areas.last_mut(), field(line)) {
             match name {
                 "Rss" => area.resident += bytes,
                 "Pss" => area.proportional += bytes,
                 "Anonymous" => area.anonymous = bytes,
+                "Private_Clean" | "Private_Dirty" => area.private += bytes,
                 "Swap" => area.swapped = bytes,
                 "SwapPss" => area.swapped_anonymous = bytes,
                 // Pages of a pool are in neither Rss nor Pss.

@@ -10,14 +10,24 @@ const KIB: u64 = 1024;
 
 /// A mapping with the fields that matter, in KiB: resident, proportional, anonymous, swapped, and swapped
 /// anonymous.
-fn area(header: &str, [rss, pss, anonymous, swap, swap_pss]: [u64; 5]) -> String {
+fn area(header: &str, fields: [u64; 5]) -> String {
+    private_area(header, 0, fields, "")
+}
+
+/// The same with the part that only this process has, and with more flags.
+fn private_area(
+    header: &str,
+    private: u64,
+    [rss, pss, anonymous, swap, swap_pss]: [u64; 5],
+    flags: &str,
+) -> String {
     format!(
         "{header}\nSize:             131072 kB\nKernelPageSize:        4 kB\nRss:     {rss:>8} kB\n\
          Pss:     {pss:>8} kB\n\
-         Pss_Dirty:             0 kB\nShared_Clean:          0 kB\nAnonymous: {anonymous:>8} kB\nLazyFree: \
-         0 kB\n\
+         Pss_Dirty:             0 kB\nShared_Clean:          0 kB\nPrivate_Clean: 0 kB\n\
+         Private_Dirty: {private:>8} kB\nAnonymous: {anonymous:>8} kB\nLazyFree: 0 kB\n\
          Swap:    {swap:>8} kB\nSwapPss: {swap_pss:>8} kB\nLocked: 0 kB\nTHPeligible:    0\n\
-         VmFlags: rd wr sh mr mw me ms dd sd\n"
+         VmFlags: rd wr sh mr mw me ms {flags} sd\n"
     )
 }
 
@@ -140,6 +150,67 @@ fn each_mapping_of_a_shard_is_classified() {
     assert_eq!(all.monitor, (100 + 500 + 64 + 300 + 12 + 80 + 4) * KIB);
     assert_eq!(all.monitor_swapped, 20 * KIB);
     assert_eq!(all.programs[&PROGRAM].proportional, 600 * KIB);
+}
+
+/// A shard whose memory the host scans: memory in no file, an image's page over it, a heap that is scanned,
+/// too, as a service manager can set it.
+fn scanned_shard() -> String {
+    [
+        private_area(
+            "7f0000000000-7f0004000000 rw-p 00000000 00:00 0 ",
+            30_000,
+            [40_000, 32_000, 40_000, 8, 5],
+            "mg dd",
+        ),
+        private_area(
+            "7f0004000000-7f0005000000 rw-p 01000000 fe:01 900                        /images/a \
+            b/root.raw",
+            500,
+            [12_000, 900, 1_000, 0, 0],
+            "mg dd",
+        ),
+        private_area(
+            "01a00000-01b00000 rw-p 00000000 00:00 0       [heap]",
+            300,
+            [300, 300, 300, 0, 0],
+            "mg",
+        ),
+    ]
+    .concat()
+}
+
+#[test]
+fn memory_in_no_file_is_the_guests_and_its_merged_part_is_counted_apart() {
+    let all = classify(&parse(&scanned_shard()));
+    let anonymous = all.anonymous;
+    assert_eq!((anonymous.private, anonymous.merged), (30_000 * KIB, 2_000 * KIB));
+    assert_eq!(
+        (anonymous.merged_resident, anonymous.swapped),
+        (10_000 * KIB, 5 * KIB)
+    );
+    assert_eq!(all.monitor, 300 * KIB);
+    // Copies that are merged with others make the part smaller than the copies.
+    let image = all.base[&IMAGE];
+    assert_eq!((image.proportional, image.copied), (0, 900 * KIB));
+    let helper = helper(&parse(&scanned_shard()));
+    assert_eq!(helper.anonymous, Default::default());
+    assert_eq!(helper.monitor, (300 + 32_000 + 900) * KIB);
+
+    let reading = VmReading {
+        shard: all,
+        monitor_part: 0,
+        page_tables: 0,
+        ..vm("scanned", vec![memory_file(OWN, 0)])
+    };
+    let table = account(&[reading.clone(), reading], &[], HostMemory::default());
+    let row = &table.vms[0];
+    assert_eq!((row.private_bytes, row.merged_bytes), (30_000 * KIB, 2_000 * KIB));
+    assert_eq!(row.merged_resident_bytes, 10_000 * KIB);
+    assert_eq!(row.shared_bytes(), (10_000 + 11_000) * KIB);
+    assert_eq!(row.host_bytes, (30_000 + 2_000 + 900 + 300) * KIB);
+    assert_eq!(row.swapped_bytes, 5 * KIB);
+    assert_eq!(table.total.merged_bytes, 2 * row.merged_bytes);
+    assert_eq!(table.total.merged_resident_bytes, 2 * row.merged_resident_bytes);
 }
 
 #[test]

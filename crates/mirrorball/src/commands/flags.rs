@@ -81,7 +81,8 @@ pub struct RunArgs {
     /// auto, require or off
     #[arg(long, default_value = "auto")]
     pub sandbox: String,
-    /// How memory read from images is shared: adaptive, deferred, at-read or never
+    /// How memory read from images is shared: adaptive, deferred, at-read or never; or scan: the host merges
+    /// equal pages of all its memory
     #[arg(long)]
     pub share: Option<String>,
     /// The group of VMs that share memory with one another and with no other VM

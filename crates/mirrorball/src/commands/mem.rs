@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hostinfo::memory_use::{MemoryUse, VmMemory};
+use hostinfo::scanner::Scanner;
 use miette::{IntoDiagnostic, Result};
 use operations::{memory, page_use};
 use registry::vms::Registry;
@@ -63,7 +64,7 @@ pub fn explain(vm: &str, json: bool) -> Result<ExitCode> {
 /// Formats the table for people.
 fn text(table: &MemoryUse) -> String {
     let mut lines = vec![format!(
-        "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
+        "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}",
         "VM",
         "MEMORY",
         "USED",
@@ -72,6 +73,7 @@ fn text(table: &MemoryUse) -> String {
         "=BASE",
         "+CLONES",
         "+PRIVATE",
+        "+MERGED",
         "+COPIED",
         "+DISK",
         "+MONITOR",
@@ -89,6 +91,7 @@ fn text(table: &MemoryUse) -> String {
             mib(file.mapped_bytes)
         ));
     }
+    lines.extend(table.scanner.map(scanned));
     let gateway = table.gateway.map(|gateway| gateway.host_bytes);
     lines.push(format!(
         "host: {} used of {} = VMs {} + their files, not mapped {} + KVM's page tables {} + {}others {}",
@@ -113,9 +116,28 @@ fn text(table: &MemoryUse) -> String {
     lines.join("\n")
 }
 
+/// Formats the host's scanner.
+fn scanned(scanner: Scanner) -> String {
+    let state = if scanner.is_running {
+        "runs"
+    } else {
+        "does not run"
+    };
+    let cpu = scanner.cpu_ms.map_or_else(
+        || "unknown".to_owned(),
+        |ms| format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+    );
+    format!(
+        "the host's scanner (KSM) {state}: {} saved in all processes, by {} of merged pages; CPU time since \
+         the host's start: {cpu}",
+        mib(scanner.saved_bytes),
+        mib(scanner.shared_bytes)
+    )
+}
+
 fn row(vm: &VmMemory) -> String {
     format!(
-        "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
+        "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}",
         vm.name,
         mib(vm.memory_bytes),
         vm.guest_used_bytes.map_or_else(|| "-".to_owned(), mib),
@@ -124,6 +146,7 @@ fn row(vm: &VmMemory) -> String {
         mib(vm.base_bytes),
         mib(vm.clone_bytes),
         mib(vm.private_bytes),
+        mib(vm.merged_bytes),
         mib(vm.copied_bytes),
         mib(vm.disk_bytes),
         mib(vm.monitor_bytes),

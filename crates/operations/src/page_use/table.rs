@@ -79,10 +79,11 @@ mod tests {
 
     use super::*;
 
-    const HOST: [HostPage; 11] = [
+    const HOST: [HostPage; 12] = [
         HostPage::Absent,
         HostPage::Image,
         HostPage::Frozen,
+        HostPage::Merged,
         HostPage::Loaded,
         HostPage::Copied,
         HostPage::Overwritten,
@@ -96,7 +97,7 @@ mod tests {
     proptest! {
         #[test]
         fn rows_and_origins_add_up_to_all_pages(
-            runs in prop::collection::vec((0u64..3, 1u64..20, 0usize..11), 0..20),
+            runs in prop::collection::vec((0u64..3, 1u64..20, 0usize..12), 0..20),
             flags in prop::collection::vec(
                 prop_oneof![Just(0u64), Just(1 << 10), Just(1 << 7), Just(1 << 5)],
                 0..200,
@@ -121,7 +122,12 @@ mod tests {
             }
             let private: u64 = table.uses.iter().map(|row| row.private_bytes).sum();
             prop_assert_eq!(private, table.total.private_bytes);
-            let others = [HostPage::Absent, HostPage::Image, HostPage::Frozen];
+            let others = [
+                HostPage::Absent,
+                HostPage::Image,
+                HostPage::Frozen,
+                HostPage::Merged,
+            ];
             let known = others.map(|host| table.total.of(host));
             prop_assert_eq!(private + known.iter().sum::<u64>(), table.total.bytes);
             let names: Vec<_> = table.uses.iter().map(|row| row.guest).collect();

@@ -30,9 +30,10 @@ pub(super) fn load(
         Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
         None => None,
     };
-    // Other programs do not use their memory so, and Linux with several nodes divides it. Paged memory is
-    // given in small pages.
-    if kernel.is_linux() && spec.nodes.is_empty() && spec.memory.paging.is_none() {
+    // Paged memory and memory that the host scans are in small pages.
+    let is_small = spec.memory.paging.is_some() || spec.memory.scan;
+    // Other programs do not use their memory so, and Linux with several nodes divides it.
+    if kernel.is_linux() && spec.nodes.is_empty() && !is_small {
         let initrd = initrd.map_or(0..0, |initrd| initrd.start..initrd.start + initrd.bytes);
         let structs = early_memory::page_structs(&layout.ram, &initrd);
         let objects = early_memory::kernel_objects(&layout.ram, kernel.end, &structs);
@@ -44,7 +45,7 @@ pub(super) fn load(
         }
     }
     if let Some(sharing) = sharing {
-        if !map {
+        if !map && !is_small {
             // The kernel frees much of the rest after its start, for page cache that is to be shared.
             for part in kernel.segments.iter().filter(|part| !part.writable) {
                 sharing.mark_huge(part.at, part.at.saturating_add(part.bytes));

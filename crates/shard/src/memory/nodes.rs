@@ -269,6 +269,7 @@ mod tests {
             host_nodes: host_nodes.to_vec(),
             homes: Vec::new(),
             paging: None,
+            scan: false,
         }
     }
 

@@ -12,6 +12,7 @@ fn memory(bytes: u64) -> GuestRam {
         host_nodes: Vec::new(),
         homes: Vec::new(),
         paging: None,
+        scan: false,
     };
     create(&Layout::new(bytes, &[]).unwrap(), &launch, &[], None).unwrap()
 }

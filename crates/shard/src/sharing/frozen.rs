@@ -238,7 +238,8 @@ impl Mapper {
         let offset = first
             .checked_mul(PAGE_BYTES)
             .and_then(|offset| libc::off_t::try_from(offset).ok());
-        map_private(host as u64, count * PAGE_BYTES, file, offset.ok_or(wrong)?)
+        let offset = offset.ok_or(wrong)?;
+        map_private(host as u64, count * PAGE_BYTES, file, offset, self.advice)
     }
 }
 

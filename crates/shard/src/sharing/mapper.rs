@@ -15,7 +15,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use super::extents::{ImageId, NOTHING, Run};
 use super::fates::Fates;
 use super::leases::{self, LEASED_FIRST, Leases};
-use super::mapping;
+use super::mapping::{self, Advice};
 use super::metrics::{Metrics, add};
 use super::pages::{PAGE_BYTES, Pages, RamRegion};
 use super::read_parts::ReadPart;
@@ -35,7 +35,7 @@ pub struct Mapper {
     images: Vec<File>,
     /// This process's page table, if it may be read.
     pub(super) pagemap: Option<File>,
-    huge: bool,
+    pub(super) advice: Advice,
     runs_max: usize,
     /// Guest pages in huge pages of the host.
     huge_pages: Mutex<Vec<Range<u64>>>,
@@ -88,10 +88,10 @@ impl Deref for ImageFile<'_> {
 }
 
 impl Mapper {
-    /// Creates the mapper of `memory`, over which pages of `images` may be mapped. `huge` means that the
-    /// memory has the advice for transparent huge pages. Returns none for memory whose pages are larger than
-    /// an image's. Called before the sandbox closes.
-    pub fn new(memory: &GuestRam, images: Vec<File>, huge: bool) -> Option<Arc<Self>> {
+    /// Creates the mapper of `memory`, over which pages of `images` may be mapped. `advice` is that of the
+    /// memory. Returns none for memory whose pages are larger than an image's. Called before the sandbox
+    /// closes.
+    pub fn new(memory: &GuestRam, images: Vec<File>, advice: Advice) -> Option<Arc<Self>> {
         let mut parts = Vec::new();
         for region in memory.iter() {
             let file = region.file_offset()?;
@@ -115,7 +115,7 @@ impl Mapper {
             memory: memory.clone(),
             images,
             pagemap: File::open("/proc/self/pagemap").ok(),
-            huge,
+            advice,
             runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
             huge_pages: Mutex::default(),
             pages: Mutex::new(Pages {
@@ -126,6 +126,24 @@ impl Mapper {
             leases: Mutex::default(),
             metrics: Metrics::default(),
         }))
+    }
+
+    /// Lets the host's scanner merge equal pages of the memory, which is then in no file. Memory that is
+    /// `new`, without content, is made so. Called before anything runs.
+    ///
+    /// # Errors
+    /// Fails if the host's kernel has no scanner.
+    pub fn begin_scan(&self, new: bool) -> io::Result<()> {
+        let mut pages = self.pages();
+        for part in &self.parts {
+            if new {
+                self.map_zero(&mut pages, part.first, part.pages)?;
+            }
+            mapping::scan(part.host, part.pages * PAGE_BYTES)?;
+        }
+        // The memory's file has nothing, and gets nothing: writes stay in private mappings.
+        pages.frozen = true;
+        Ok(())
     }
 
     /// Returns the file of an image, or of a shared folder.
@@ -225,7 +243,7 @@ impl Mapper {
         }
         let bytes = run.pages * PAGE_BYTES;
         let offset = libc::off_t::try_from(run.first * PAGE_BYTES).map_err(|_| wrong())?;
-        if let Err(error) = mapping::map_private(host, bytes, image.as_raw_fd(), offset) {
+        if let Err(error) = mapping::map_private(host, bytes, image.as_raw_fd(), offset, self.advice) {
             if error.raw_os_error() == Some(libc::ENOMEM) {
                 add(&self.metrics.at_limit, run.pages);
                 return Ok(Mapped::AtLimit);
@@ -403,7 +421,7 @@ impl Mapper {
     /// Maps zeroes over guest pages, which then have no place in a file.
     pub(super) fn map_zero(&self, pages: &mut Pages, at: u64, count: u64) -> io::Result<()> {
         let host = self.address(at, count).ok_or(io::ErrorKind::InvalidInput)?;
-        mapping::map_zero(host as u64, count * PAGE_BYTES)?;
+        mapping::map_zero(host as u64, count * PAGE_BYTES, self.advice)?;
         let run = Run {
             pages: count,
             image: NOTHING,
@@ -428,7 +446,7 @@ impl Mapper {
         let host = part.host + (range.start - part.first) * PAGE_BYTES;
         let bytes = (range.end - range.start) * PAGE_BYTES;
         let offset = (range.start * PAGE_BYTES) as libc::off_t;
-        mapping::map_shared(host, bytes, part.file, offset, self.huge)
+        mapping::map_shared(host, bytes, part.file, offset, self.advice)
     }
 
     /// Returns the parts of a range of guest memory, in bytes and in order, where pages of an image's file

@@ -10,8 +10,26 @@ use std::os::fd::RawFd;
 
 use super::pages::PAGE_BYTES;
 
+/// The kernel's treatment of a VM's memory. A new mapping gets that of the memory around it, with which it
+/// becomes one mapping again where it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// No advice.
+    Ordinary,
+    /// The memory's own file gets huge pages.
+    Huge,
+    /// The host's scanner (KSM) merges equal pages, which are small.
+    Scan,
+}
+
 /// Maps `bytes` of a file privately over guest memory at `host`.
-pub fn map_private(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Result<()> {
+pub fn map_private(
+    host: u64,
+    bytes: u64,
+    file: RawFd,
+    offset: libc::off_t,
+    advice: Advice,
+) -> io::Result<()> {
     // SAFETY: replaces guest memory alone (the module's promise), which is valid for any content.
     let laid = unsafe {
         libc::mmap(
@@ -27,7 +45,21 @@ pub fn map_private(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> i
         return Err(io::Error::last_os_error());
     }
     exclude_from_dumps(laid, bytes);
+    if advice == Advice::Scan {
+        // Pages of a mapping that the kernel does not accept are merged with no others.
+        let _ = scan(host, bytes);
+    }
     Ok(())
+}
+
+/// Lets the host's scanner merge equal pages of guest memory at `host` that are in no file.
+///
+/// # Errors
+/// Fails if the kernel has no scanner.
+pub fn scan(host: u64, bytes: u64) -> io::Result<()> {
+    // A kernel without huge pages refuses this, and has small ones.
+    let _ = advise(host, bytes, libc::MADV_NOHUGEPAGE);
+    advise(host, bytes, libc::MADV_MERGEABLE)
 }
 
 /// Excludes the mapping from core dumps of the shard: it has the guest's secrets.
@@ -37,7 +69,7 @@ fn exclude_from_dumps(laid: *mut libc::c_void, bytes: u64) {
 }
 
 /// Maps zeroes over guest memory at `host`, without a place in a file.
-pub fn map_zero(host: u64, bytes: u64) -> io::Result<()> {
+pub fn map_zero(host: u64, bytes: u64, advice: Advice) -> io::Result<()> {
     // SAFETY: as in `map_private`.
     let laid = unsafe {
         libc::mmap(
@@ -53,12 +85,15 @@ pub fn map_zero(host: u64, bytes: u64) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     exclude_from_dumps(laid, bytes);
+    if advice == Advice::Scan {
+        // As in `map_private`.
+        let _ = scan(host, bytes);
+    }
     Ok(())
 }
 
-/// Maps the memory's own file at `host` again. `huge` means that the surrounding memory has the advice for
-/// huge pages.
-pub fn map_shared(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool) -> io::Result<()> {
+/// Maps the memory's own file at `host` again.
+pub fn map_shared(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, advice: Advice) -> io::Result<()> {
     let bytes = bytes as usize;
     // SAFETY: as in `map_private`. The flags and advices are those of the memory around it, so that the
     // kernel makes one mapping of both again.
@@ -74,7 +109,7 @@ pub fn map_shared(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge:
         if laid == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        if huge {
+        if advice == Advice::Huge {
             libc::madvise(laid, bytes, libc::MADV_HUGEPAGE);
         }
         exclude_from_dumps(laid, bytes as u64);
@@ -168,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_memory_is_in_no_core_dump_whatever_it_maps() {
+    fn guest_memory_is_in_no_core_dump_and_scanned_if_requested_whatever_it_maps() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(PAGE_BYTES * 4).unwrap();
         let bytes = PAGE_BYTES * 4;
@@ -187,11 +222,18 @@ mod tests {
         // Between two unchanged pages, so that it is a separate mapping.
         let (host, inner) = (memory as u64 + PAGE_BYTES, PAGE_BYTES * 2);
         let left_out = || flags(host).contains(" dd");
-        map_private(host, inner, file.as_raw_fd(), 0).unwrap();
+        let advice = Advice::Ordinary;
+        map_private(host, inner, file.as_raw_fd(), 0, advice).unwrap();
         assert!(left_out(), "a file's pages");
-        map_zero(host, inner).unwrap();
+        map_zero(host, inner, advice).unwrap();
         assert!(left_out(), "zeroes");
-        map_shared(host, inner, file.as_raw_fd(), 0, false).unwrap();
+        map_shared(host, inner, file.as_raw_fd(), 0, advice).unwrap();
         assert!(left_out(), "the memory's own file");
+        let merged = || flags(host).contains(" mg");
+        assert!(!merged(), "memory is scanned that did not ask for it");
+        map_zero(host, inner, Advice::Scan).unwrap();
+        assert!(left_out() && merged(), "zeroes: {}", flags(host));
+        map_private(host, inner, file.as_raw_fd(), 0, Advice::Scan).unwrap();
+        assert!(left_out() && merged(), "a file's pages: {}", flags(host));
     }
 }

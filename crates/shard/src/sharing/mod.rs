@@ -6,7 +6,7 @@
 //! the first write gives the writer its own copy (the kernel's copy on write). There are two modes. *At the
 //! read*, the guest's buffer is mapped instead of filled. *Deferred*, the buffer is filled and its origin
 //! recorded; later, while the VM is paused, a page that still equals the image is replaced. Pages of unknown
-//! origin are never scanned.
+//! origin are never scanned, unless the VM asks that the host's kernel do it ([`Mapper::begin_scan`]).
 //!
 //! Invariants:
 //! * A guest page is either plain (page g of the VM's memory file at offset g) or maps an image's page.
@@ -46,6 +46,7 @@ pub use extents::{Extents, ImageId, NOTHING, Run};
 pub use folder::FolderSharing;
 pub use frozen::{Frozen, seal, sealable_file};
 pub use mapper::Mapper;
+pub use mapping::Advice;
 pub use metrics::Metrics;
 pub use pages::PAGE_BYTES;
 pub use pressure_monitor::PressureMonitor;

@@ -14,6 +14,7 @@ use shard_api::page_map::{HostPage, PART_PAGES_MAX, PageMapPart};
 use super::extents::{ImageId, NOTHING, Run};
 use super::fates::Fate;
 use super::mapper::Mapper;
+use super::mapping::Advice;
 use super::page_cache::read_cached;
 use super::pagemap::{self, Entry};
 use super::pages::{PAGE_BYTES, Pages};
@@ -84,8 +85,11 @@ impl Mapper {
                 *found = of_mapping(*entry, HostPage::Frozen);
             }
         } else {
+            let region = self.memory_file()?;
             for data in data_ranges(part.file, &range)? {
-                self.judge_copies(&records, &range, data, &mut found)?;
+                self.judge_copies(&records, &range, data, &mut found, |content, first| {
+                    region.read_exact_at(content, first * PAGE_BYTES)
+                })?;
             }
         }
         for (at, run) in &records.mapped {
@@ -98,10 +102,25 @@ impl Mapper {
                 let index = (page - start) as usize;
                 found[index] = of_mapping(entries[index], untouched);
             }
+            if run.image == NOTHING {
+                let first = (at - start) as usize;
+                for data in written_runs(&found[first..][..run.pages as usize], *at) {
+                    self.judge_copies(&records, &range, data, &mut found, |content, first| {
+                        self.copy_out(content, first)
+                    })?;
+                }
+            }
         }
         for (page, found) in range.clone().zip(&mut found) {
-            if *found == HostPage::Written && self.holds_zeroes(page) {
-                *found = HostPage::Zero;
+            if *found == HostPage::Merged && self.advice != Advice::Scan {
+                // Nothing merges memory that is not scanned.
+                *found = HostPage::Written;
+            }
+            match found {
+                HostPage::Written if self.holds_zeroes(page) => *found = HostPage::Zero,
+                // The host has one page of zeroes for all.
+                HostPage::Merged if self.holds_zeroes(page) => *found = HostPage::Absent,
+                _ => {}
             }
         }
         let mut map = PageMapPart::default();
@@ -113,16 +132,16 @@ impl Mapper {
         Ok(map)
     }
 
-    /// Judges the pages of `data`, which are in the memory's file, by their content. `found` begins at the
-    /// first page of `range`.
+    /// Judges the pages of `data`, which only this VM has, by their content, which `read` copies from a page
+    /// on. `found` begins at the first page of `range`.
     fn judge_copies(
         &self,
         records: &Records,
         range: &Range<u64>,
         data: Range<u64>,
         found: &mut [HostPage],
+        read: impl Fn(&mut [u8], u64) -> io::Result<()>,
     ) -> io::Result<()> {
-        let region = self.memory_file()?;
         let mut bytes = vec![0; (BLOCK_PAGES * PAGE_BYTES) as usize];
         let mut image_bytes = Vec::new();
         let mut at = data.start;
@@ -131,7 +150,7 @@ impl Mapper {
             at = block.end;
             let pages = (block.end - block.start) as usize;
             let content = &mut bytes[..pages * PAGE_BYTES as usize];
-            region.read_exact_at(content, block.start * PAGE_BYTES)?;
+            read(content, block.start)?;
             let origins = origins(&records.copies, &block);
             let first = (block.start - range.start) as usize;
             for (index, page) in content.chunks_exact(PAGE_BYTES as usize).enumerate() {
@@ -144,6 +163,22 @@ impl Mapper {
                 found[first + index] = judge(equal, page == ZERO_PAGE, records.fates[first + index]);
             }
         }
+        Ok(())
+    }
+
+    /// Copies guest memory from page `first` on. The guest may write meanwhile.
+    fn copy_out(&self, content: &mut [u8], first: u64) -> io::Result<()> {
+        let pages = content.len() as u64 / PAGE_BYTES;
+        let host = self.address(first, pages).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: `pages` pages are mapped at `host`, as many as `content` has, and the two do not
+        // overlap. A function of the C library copies them, without a Rust reference to the guest's.
+        unsafe {
+            libc::memcpy(
+                content.as_mut_ptr().cast(),
+                host.cast(),
+                (pages * PAGE_BYTES) as usize,
+            )
+        };
         Ok(())
     }
 
@@ -160,7 +195,9 @@ impl Mapper {
 
 /// Judges a page of a private mapping by its page table entry.
 fn of_mapping(entry: Entry, untouched: HostPage) -> HostPage {
-    if entry.is_private() {
+    if entry.is_merged() {
+        HostPage::Merged
+    } else if entry.is_private() {
         HostPage::Written
     } else if entry.is_present() {
         untouched
@@ -192,6 +229,21 @@ fn origins(copies: &[(u64, Run, bool)], block: &Range<u64>) -> Vec<Option<Origin
         }
     }
     origins
+}
+
+/// Returns the runs of written pages in `found`, whose first is the guest's page `first`.
+fn written_runs(found: &[HostPage], first: u64) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    let written = (first..)
+        .zip(found)
+        .filter(|(_, host)| **host == HostPage::Written);
+    for (page, _) in written {
+        match runs.last_mut() {
+            Some(last) if last.end == page => last.end += 1,
+            _ => runs.push(page..page + 1),
+        }
+    }
+    runs
 }
 
 /// Returns the parts of `range` for which the file has memory, on the swap space too.

@@ -9,6 +9,8 @@ use super::pages::PAGE_BYTES;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
+/// The page is in one page table only, once.
+const EXCLUSIVE: u64 = 1 << 56;
 const ENTRY_BYTES: usize = 8;
 
 /// Entry of one page of a private mapping.
@@ -19,6 +21,12 @@ impl Entry {
     /// Returns whether the page is in memory and private to this process, instead of the file's.
     pub fn is_written(self) -> bool {
         self.0 & (PRESENT | SWAPPED) == PRESENT && self.0 & OF_FILE == 0
+    }
+
+    /// Returns whether the page is private, but not in this page table alone: the host's scanner merged it
+    /// with equal ones, or it is the host's page of zeroes.
+    pub fn is_merged(self) -> bool {
+        self.is_written() && self.0 & EXCLUSIVE == 0
     }
 
     /// Returns whether the page is in this process's page table, or swapped out of it.

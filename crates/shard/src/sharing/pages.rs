@@ -44,8 +44,8 @@ pub(super) struct Pages {
     pub loaded: Extents,
     /// Outcome of the last read of a page that is no copy any more.
     pub fates: Fates,
-    /// Whether the memory's file is frozen ([`super::Frozen`]). It and the layers are then mapped privately,
-    /// and never changed.
+    /// Whether the memory's file is frozen ([`super::Frozen`]), or empty, as the memory is in no file
+    /// ([`super::Mapper::begin_scan`]). It and the layers are then mapped privately, and never changed.
     pub frozen: bool,
     /// Files of the writes between two freezes, oldest first. Their numbers in `mapped` follow those of the
     /// images.

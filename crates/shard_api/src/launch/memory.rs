@@ -24,6 +24,11 @@ pub struct MemoryLaunch {
     /// Paging of the memory, of a plain VM that boots, with pages of 4 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paging: Option<PagingLaunch>,
+    /// Whether the memory is in no file, and the host's kernel merges its equal pages. Of a plain VM, with
+    /// pages of 4 KiB.
+    // Omitted by default, so that an older shard can read the message.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scan: bool,
 }
 
 /// Memory of a VM that is of one cell.

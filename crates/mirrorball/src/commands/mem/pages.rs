@@ -36,13 +36,13 @@ pub(super) fn text(table: &PageUse) -> String {
 }
 
 fn row(row: &UseRow) -> String {
-    let shared = row.of(HostPage::Image) + row.of(HostPage::Frozen);
+    let shared = [HostPage::Image, HostPage::Frozen, HostPage::Merged].map(|host| row.of(host));
     let mut line = format!(
         "{:<15}{:>9}{:>9}{:>9}{:>9}",
         row.guest.map_or("total", GuestUse::name),
         mib(row.bytes),
         mib(row.of(HostPage::Absent)),
-        mib(shared),
+        mib(shared.iter().sum()),
         mib(row.private_bytes)
     );
     for (name, host) in PRIVATE {
@@ -69,7 +69,8 @@ mod tests {
         let origins = BTreeMap::from([
             (HostPage::Absent, MIB),
             (HostPage::Image, 2 * MIB),
-            (HostPage::Frozen, 3 * MIB),
+            (HostPage::Frozen, 2 * MIB),
+            (HostPage::Merged, MIB),
             (HostPage::Overwritten, 4 * MIB),
             (HostPage::Unknown, 5 * MIB),
         ]);

@@ -25,6 +25,7 @@ fn ram(bytes: u64) -> GuestRam {
             host_nodes: Vec::new(),
             homes: Vec::new(),
             paging: None,
+            scan: false,
         },
         &[],
         None,

@@ -9,10 +9,13 @@ use super::*;
 use crate::sharing::{Frozen, seal};
 
 /// Creates a VM that resumes from frozen memory, with the same image.
-fn thaw(frozen: &Frozen, image: &File) -> Vm {
+pub(super) fn thaw(frozen: &Frozen, image: &File, advice: Advice) -> Vm {
     let mut files = frozen.files.iter().map(|file| file.try_clone().unwrap());
     let ram = ram_of(files.next());
-    let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], false).unwrap();
+    let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], advice).unwrap();
+    if advice == Advice::Scan {
+        mapper.begin_scan(false).unwrap();
+    }
     mapper.adopt(files.collect(), &frozen.map).unwrap();
     with(ram, mapper, image.try_clone().unwrap(), Share::AtRead)
 }
@@ -28,7 +31,7 @@ impl Vm {
 
 /// Seals a file. Other tests of this process fork, and a child keeps the memory mapped until it ends; a shard
 /// has no children.
-fn seal_in_time(file: &File) {
+pub(super) fn seal_in_time(file: &File) {
     let start = Instant::now();
     while let Err(error) = seal(file) {
         let is_busy = error.raw_os_error() == Some(libc::EBUSY);
@@ -52,12 +55,17 @@ proptest! {
     /// Writes of a clone are invisible to its parent, its children and other clones.
     #[test]
     fn clones_behave_as_independent_arrays(
+        is_scanned: bool,
         operations in proptest::collection::vec((any::<prop::sample::Index>(), operation()), 1..60)
     ) {
         const BYTES: u64 = 64 * PAGE_BYTES;
         let file = image();
         let content = image_bytes();
-        let mut family = vec![(vm_on(file.try_clone().unwrap(), Share::AtRead), vec![0_u8; BYTES as usize])];
+        let (first, advice) = match is_scanned {
+            true => (scanned_vm_on(file.try_clone().unwrap(), Share::AtRead), Advice::Scan),
+            false => (vm_on(file.try_clone().unwrap(), Share::AtRead), Advice::Ordinary),
+        };
+        let mut family = vec![(first, vec![0_u8; BYTES as usize])];
         for (who, operation) in operations {
             let who = who.index(family.len());
             let (vm, model) = &mut family[who];
@@ -83,7 +91,7 @@ proptest! {
                     model[range].copy_from_slice(&now);
                 }
                 Operation::Clone => {
-                    let clone = (thaw(&vm.freeze(), &file), model.clone());
+                    let clone = (thaw(&vm.freeze(), &file, advice), model.clone());
                     if family.len() < 5 {
                         family.push(clone);
                     }
@@ -123,7 +131,7 @@ fn memory_of_another_image_is_refused() {
     vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
     let frozen = vm.freeze();
     let ram = ram_of(Some(frozen.files[0].try_clone().unwrap()));
-    let other = Mapper::new(&ram, vec![image()], false).unwrap();
+    let other = Mapper::new(&ram, vec![image()], Advice::Ordinary).unwrap();
     let error = other.adopt(Vec::new(), &frozen.map).unwrap_err();
     assert!(error.to_string().contains("changed or replaced"), "{error}");
 }

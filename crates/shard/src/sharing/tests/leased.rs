@@ -25,7 +25,7 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), image_bytes()).unwrap();
         let ram = ram_of(None);
-        let mapper = Mapper::new(&ram, Vec::new(), false).unwrap();
+        let mapper = Mapper::new(&ram, Vec::new(), Advice::Ordinary).unwrap();
         let sharing = FolderSharing::new(mapper.clone());
         let vm = with(ram, mapper, image(), Share::Never);
         Self { folder, vm, sharing }

@@ -7,6 +7,7 @@ mod leased;
 mod model;
 mod page_map;
 mod read;
+mod scan;
 
 use std::fs::File;
 use std::io::Write;
@@ -19,7 +20,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::mapper::Mapper;
 use super::pages::PAGE_BYTES;
-use super::{Background, DiskSharing, PressureMonitor};
+use super::{Advice, Background, DiskSharing, PressureMonitor};
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, Pages, Share};
 use crate::memory::{self, GuestRam};
@@ -40,6 +41,7 @@ pub(crate) fn ram_of(file: Option<File>) -> GuestRam {
         host_nodes: Vec::new(),
         homes: Vec::new(),
         paging: None,
+        scan: false,
     };
     memory::create(&layout, &launch, &[], file).unwrap()
 }
@@ -72,7 +74,15 @@ fn vm(share: Share) -> Vm {
 
 fn vm_on(image: File, share: Share) -> Vm {
     let ram = ram_of(None);
-    let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], false).unwrap();
+    let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], Advice::Ordinary).unwrap();
+    with(ram, mapper, image, share)
+}
+
+/// Returns a VM whose memory the host scans.
+fn scanned_vm_on(image: File, share: Share) -> Vm {
+    let ram = ram_of(None);
+    let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], Advice::Scan).unwrap();
+    mapper.begin_scan(true).unwrap();
     with(ram, mapper, image, share)
 }
 

@@ -27,14 +27,14 @@ fn origins(vm: &Vm) -> BTreeMap<u64, HostPage> {
 }
 
 /// Returns the pages of this origin, as numbers after [`FIRST`].
-fn of(vm: &Vm, host: HostPage) -> Vec<u64> {
+pub(super) fn of(vm: &Vm, host: HostPage) -> Vec<u64> {
     let all = origins(vm).into_iter();
     all.filter(|(_, found)| *found == host)
         .map(|(page, _)| page - FIRST)
         .collect()
 }
 
-fn write(vm: &Vm, page: u64, bytes: &[u8]) {
+pub(super) fn write(vm: &Vm, page: u64, bytes: &[u8]) {
     vm.ram
         .write_slice(bytes, GuestAddress(AT + page * PAGE_BYTES))
         .unwrap();

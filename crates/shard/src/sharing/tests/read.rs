@@ -77,7 +77,7 @@ fn at_the_limit_pages_are_copied_and_counted() {
     let mut vm = vm(Share::AtRead);
     let mapper = Arc::into_inner(std::mem::replace(
         &mut vm.mapper,
-        Mapper::new(&vm.ram, Vec::new(), false).unwrap(),
+        Mapper::new(&vm.ram, Vec::new(), Advice::Ordinary).unwrap(),
     ));
     assert!(mapper.is_none(), "the disk holds the mapper too");
     let mut mapper = Arc::into_inner(std::mem::replace(&mut vm.disk.mapper, vm.mapper.clone())).unwrap();

@@ -17,7 +17,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::Fs;
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
-use crate::sharing::{FolderSharing, Mapper};
+use crate::sharing::{Advice, FolderSharing, Mapper};
 use crate::virtio::device::RING_FEATURES;
 use crate::virtio::test_driver::{DriverQueue, RecordedSignals, memory, wait};
 use crate::virtio::{Activation, VirtioDevice, VirtioId};
@@ -401,7 +401,7 @@ fn tag_that_does_not_fit_its_field_is_refused() {
 #[test]
 fn pages_of_a_file_that_the_process_passes_are_recorded_and_a_file_without_a_lease_is_not_taken() {
     let memory = crate::sharing::tests::ram_of(None);
-    let mapper = Mapper::new(&memory, Vec::new(), false).unwrap();
+    let mapper = Mapper::new(&memory, Vec::new(), Advice::Ordinary).unwrap();
     let sharing = FolderSharing::new(mapper.clone());
     let mut started = Started::with(memory, Some(sharing));
     let folder = tempfile::tempdir().unwrap();
