@@ -161,11 +161,12 @@ enum Command {
     Heat(heat::HeatArgs),
     /// Show the host memory that VMs use, and how much of it they share; or the pages of one VM by their use
     Mem {
-        /// Name of the VM, with --explain
-        #[arg(requires = "explain")]
-        vm: Option<String>,
-        /// Show this VM's pages by their use in the guest and the reason why the host has memory for them
-        #[arg(long, requires = "vm", conflicts_with = "watch")]
+        /// Names of VMs, with --explain
+        #[arg(value_name = "VM", requires = "explain")]
+        vms: Vec<String>,
+        /// Show the pages of these VMs by their use in the guest and the reason why the host has memory for
+        /// them
+        #[arg(long, requires = "vms", conflicts_with = "watch")]
         explain: bool,
         /// As JSON
         #[arg(long)]
@@ -452,14 +453,12 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Events(args) => events::events(&args),
         Command::Heat(args) => heat::heat(&args),
         Command::Mem {
-            vm: Some(vm), json, ..
-        } => mem::explain(&vm, json),
-        Command::Mem {
-            vm: None,
+            vms,
+            explain: true,
             json,
-            watch,
             ..
-        } => mem::mem(json, watch),
+        } => mem::explain(&vms, json),
+        Command::Mem { json, watch, .. } => mem::mem(json, watch),
         Command::Top(args) => top::top(&args),
         Command::Clone(args) => clone::clone(&args),
         Command::Snapshot { vm, directory, .. } => clone::snapshot(&vm, &directory),

@@ -103,6 +103,17 @@ fn equal_pages_of_vms_that_ask_for_it_are_in_memory_once() {
         private.abs_diff(number(one, "private_bytes")) <= MIB,
         "{map:#}\n{report}"
     );
+    // That of both together is the sum.
+    let both = cells
+        .call(["mem", "one", "other", "--explain", "--json"])
+        .ok()
+        .json();
+    assert_eq!(both["vm"], "one, other");
+    assert_eq!(number(&both["total"], "bytes"), 2 * 96 * MIB, "{both:#}");
+    assert!(
+        number(&both["total"]["origins"], "merged") >= 2 * NEARLY_FILLED,
+        "{both:#}"
+    );
     let people = cells.call(["mem"]).ok().text();
     assert!(
         people.contains("+MERGED") && people.contains("(KSM) runs"),

@@ -47,13 +47,17 @@ pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
     }
 }
 
-/// Prints the pages of one VM by their use in the guest and their origin on the host.
-pub fn explain(vm: &str, json: bool) -> Result<ExitCode> {
-    let folder = match find(vm)? {
-        Found::Here(folder) => folder,
-        Found::Elsewhere(code) => return Ok(code),
-    };
-    let table = page_use::explain(vm, &folder).map_err(failed)?;
+/// Prints the pages of these VMs, together, by their use in the guest and their origin on the host.
+pub fn explain(vms: &[String], json: bool) -> Result<ExitCode> {
+    let mut tables = Vec::new();
+    for vm in vms {
+        let folder = match find(vm)? {
+            Found::Here(folder) => folder,
+            Found::Elsewhere(code) => return Ok(code),
+        };
+        tables.push(page_use::explain(vm, &folder).map_err(failed)?);
+    }
+    let table = page_use::PageUse::sum(&tables);
     match json {
         true => println!("{}", serde_json::to_string_pretty(&table).into_diagnostic()?),
         false => print!("{}", pages::text(&table)),

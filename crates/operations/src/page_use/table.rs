@@ -11,17 +11,46 @@ use serde::Serialize;
 use super::guest::{GuestPages, GuestUse};
 use super::is_private;
 
-/// Pages of a VM by their use and their origin.
+/// Pages of a VM, or of several together, by their use and their origin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PageUse {
-    /// The VM's name.
+    /// The VM's name; of several VMs all names.
     pub vm: String,
     /// A row for each use, in the order of [`GuestUse::ALL`].
     pub uses: Vec<UseRow>,
     /// Sum over all rows.
     pub total: UseRow,
-    /// Reason why the guest reports no use, if it does not.
+    /// Reason why the guest reports no use, if it does not; of several guests a line each.
     pub unread: Option<String>,
+}
+
+impl PageUse {
+    /// Returns the sum of the tables of several VMs.
+    pub fn sum(tables: &[Self]) -> Self {
+        let mut rows: BTreeMap<Option<GuestUse>, UseRow> = BTreeMap::new();
+        let mut total = UseRow::default();
+        for table in tables {
+            for row in &table.uses {
+                let sum = rows.entry(row.guest).or_insert_with(|| UseRow {
+                    guest: row.guest,
+                    ..UseRow::default()
+                });
+                sum.join(row);
+            }
+            total.join(&table.total);
+        }
+        let names: Vec<&str> = tables.iter().map(|table| table.vm.as_str()).collect();
+        let unread: Vec<&str> = tables
+            .iter()
+            .filter_map(|table| table.unread.as_deref())
+            .collect();
+        Self {
+            vm: names.join(", "),
+            uses: rows.into_values().collect(),
+            total,
+            unread: (!unread.is_empty()).then(|| unread.join("\n")),
+        }
+    }
 }
 
 /// Pages of one use, in bytes.
@@ -43,6 +72,16 @@ impl UseRow {
         self.bytes += bytes;
         self.private_bytes += if is_private(host) { bytes } else { 0 };
         *self.origins.entry(host).or_default() += bytes;
+    }
+
+    /// Adds the pages of another VM.
+    fn join(&mut self, other: &Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.private_bytes = self.private_bytes.saturating_add(other.private_bytes);
+        for (host, bytes) in &other.origins {
+            let sum = self.origins.entry(*host).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
     }
 
     /// Returns the bytes of an origin.
@@ -133,5 +172,50 @@ mod tests {
             let names: Vec<_> = table.uses.iter().map(|row| row.guest).collect();
             prop_assert!(names.is_sorted());
         }
+    }
+
+    #[test]
+    fn sum_of_several_vms_has_each_use_once_and_all_their_bytes() {
+        let table = |vm: &str, pages: &[(GuestUse, HostPage, u64)], unread: Option<&str>| {
+            let mut table = PageUse {
+                vm: vm.to_owned(),
+                unread: unread.map(str::to_owned),
+                ..PageUse::default()
+            };
+            for (guest, host, bytes) in pages {
+                let mut row = UseRow {
+                    guest: Some(*guest),
+                    ..UseRow::default()
+                };
+                row.add(*host, *bytes);
+                table.total.add(*host, *bytes);
+                table.uses.push(row);
+            }
+            table
+        };
+        let sum = PageUse::sum(&[
+            table(
+                "a",
+                &[
+                    (GuestUse::Slab, HostPage::Zero, 5),
+                    (GuestUse::Free, HostPage::Absent, 7),
+                ],
+                None,
+            ),
+            table("b", &[(GuestUse::Slab, HostPage::Image, 11)], Some("no agent")),
+            table("c", &[(GuestUse::Slab, HostPage::Zero, 13)], None),
+        ]);
+        assert_eq!(
+            (sum.vm.as_str(), sum.unread.as_deref()),
+            ("a, b, c", Some("no agent"))
+        );
+        let uses: Vec<_> = sum.uses.iter().map(|row| (row.guest, row.bytes)).collect();
+        assert_eq!(uses, [(Some(GuestUse::Slab), 29), (Some(GuestUse::Free), 7)]);
+        let slab = &sum.uses[0];
+        assert_eq!((slab.of(HostPage::Zero), slab.of(HostPage::Image)), (18, 11));
+        assert_eq!(
+            (slab.private_bytes, sum.total.private_bytes, sum.total.bytes),
+            (18, 18, 36)
+        );
     }
 }
