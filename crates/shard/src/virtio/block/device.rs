@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use diskstore::disk::{IoQueue, SECTOR_BYTES, Store};
+use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
@@ -41,6 +42,14 @@ pub struct Block {
     /// Limits of the requests; none of a virtual paging disk.
     limiter: Option<Arc<DiskLimiter>>,
     note: Option<String>,
+    /// Size that the driver of a resumed VM has read, in sectors; none if it is unknown.
+    size_read: Option<u64>,
+}
+
+/// State of a disk of a frozen VM, beyond that of its driver.
+#[derive(Serialize, Deserialize)]
+struct SavedDisk {
+    sectors: u64,
 }
 
 impl Block {
@@ -96,6 +105,7 @@ impl Block {
             metrics,
             limiter: Some(limiter),
             note,
+            size_read: None,
         })
     }
 
@@ -117,7 +127,15 @@ impl Block {
             metrics,
             limiter: None,
             note: None,
+            size_read: None,
         })
+    }
+
+    /// Returns the size that the driver reads, in sectors.
+    fn sectors(&self) -> u64 {
+        let mut sectors = [0; 8];
+        self.read_config(0, &mut sectors);
+        u64::from_le_bytes(sectors)
     }
 
     /// Returns the counters of the disk's queues.
@@ -225,6 +243,8 @@ impl VirtioDevice for Block {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        let has_other_size = self.size_read.take().is_some_and(|read| read != self.sectors());
+        let interrupt = activation.interrupt.clone();
         for queue in activation.queues {
             let Some(worker) = self.workers.get(usize::from(queue.index)) else {
                 continue;
@@ -237,7 +257,22 @@ impl VirtioDevice for Block {
                 resumed: activation.resumed,
             })?;
         }
+        // The driver of the frozen VM has read the size of another disk.
+        if activation.resumed && has_other_size {
+            interrupt.signal_config();
+        }
         Ok(())
+    }
+
+    fn save(&self) -> serde_json::Value {
+        let sectors = self.sectors();
+        serde_json::to_value(SavedDisk { sectors }).unwrap_or_default()
+    }
+
+    fn resume(&mut self, state: &serde_json::Value) {
+        // A state of an older release has no size.
+        let saved = serde_json::from_value::<SavedDisk>(state.clone());
+        self.size_read = saved.ok().map(|saved| saved.sectors);
     }
 
     fn status(&self) -> serde_json::Value {

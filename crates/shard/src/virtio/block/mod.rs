@@ -9,6 +9,7 @@
 //! * A reset returns once no I/O accesses guest memory.
 //! * A write that finds no room on the host fails or, if the disk's policy is to pause, is completed once
 //!   there is room.
+//! * A driver that resumes on a disk of another size than it has read gets a configuration interrupt.
 //! * A disk serves at most the requests and bytes per second of its limits, in the long run.
 //!
 //! A virtual paging disk ([`Block::paging`]) has a handler of its own: its data are references to slots of

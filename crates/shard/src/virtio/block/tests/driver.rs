@@ -57,6 +57,7 @@ pub fn writable(address: u64, length: u32) -> Buffer {
 #[derive(Default)]
 pub struct Line {
     pub interrupts: AtomicUsize,
+    pub config_changes: AtomicUsize,
     pub needs_reset: Mutex<Option<String>>,
 }
 
@@ -65,7 +66,9 @@ impl Interrupt for Line {
         self.interrupts.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn signal_config(&self) {}
+    fn signal_config(&self) {
+        self.config_changes.fetch_add(1, Ordering::SeqCst);
+    }
 
     fn needs_reset(&self, error: &DeviceError) {
         *self.needs_reset.lock().unwrap() = Some(error.to_string());
@@ -134,6 +137,15 @@ impl Driver {
     }
 
     pub fn activate(&mut self, queues: u16, without: u64) {
+        self.activate_as(queues, without, false);
+    }
+
+    /// Activates the device as that of a VM that resumes.
+    pub fn activate_resumed(&mut self, queues: u16) {
+        self.activate_as(queues, 0, true);
+    }
+
+    fn activate_as(&mut self, queues: u16, without: u64, resumed: bool) {
         let mut active = Vec::new();
         self.notify.clear();
         self.rings = vec![(0, 0, 0); queues.into()];
@@ -161,7 +173,7 @@ impl Driver {
             features: self.block.features() & !without,
             queues: active,
             interrupt: self.line.clone(),
-            resumed: false,
+            resumed,
         };
         self.block.activate(activation).unwrap();
     }

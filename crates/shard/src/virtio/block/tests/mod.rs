@@ -6,3 +6,4 @@ mod hostile;
 mod images;
 mod paging_disk;
 mod requests;
+mod resumed;
