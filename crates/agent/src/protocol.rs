@@ -78,6 +78,18 @@ pub struct Renewal {
     pub machine_id: String,
     /// Id of the boot, a UUID.
     pub boot_id: String,
+    /// The VM's disks beside the image's, in whose places the template had others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<ReplacedDisk>,
+}
+
+/// A disk in whose place the template had another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplacedDisk {
+    /// Serial of both disks.
+    pub serial: String,
+    /// Size of the template's disk, in sectors of 512 bytes. The VM's disk has another size.
+    pub template_sectors: u64,
 }
 
 /// The identity of a clone.

@@ -4,6 +4,7 @@
 //! either does. If the client disconnects, its program is ended, unless it is [kept](kept).
 
 pub mod affinity;
+mod disks;
 mod exec;
 mod file;
 mod identity;

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use super::identity;
+use super::{disks, identity};
 use crate::protocol::Renewal;
 
 /// The kernel's id of the boot, which it can't change.
@@ -49,17 +49,30 @@ pub fn renew(renewal: &Renewal) -> io::Result<()> {
     let root = Path::new("/");
     write_machine_id(root, &renewal.machine_id).map_err(in_step("the machine id"))?;
     replace_boot_id(&renewal.boot_id).map_err(in_step("the boot id"))?;
+    disks::replace(&renewal.disks).map_err(in_step("the disks"))?;
+    if !renewal.disks.is_empty() && Path::new(SYSTEMD).exists() {
+        // Names of disks and partitions in /dev. A guest without udev has none.
+        run_quietly("udevadm", &["settle", "--timeout=10"]);
+    }
     let keys = draw_host_keys(root, &ssh_keygen).map_err(in_step("the SSH host keys"))?;
     if keys > 0 && Path::new(SYSTEMD).exists() {
         // A guest without the service has none to restart.
-        let _ = Command::new("systemctl")
-            .args(["--no-block", "try-restart", "ssh.service", "sshd.service"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
+        run_quietly(
+            "systemctl",
+            &["--no-block", "try-restart", "ssh.service", "sshd.service"],
+        );
     }
     Ok(())
+}
+
+/// Runs a program whose failure does not matter.
+fn run_quietly(program: &str, arguments: &[&str]) {
+    let _ = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
 }
 
 fn in_step(what: &'static str) -> impl FnOnce(io::Error) -> io::Error {
