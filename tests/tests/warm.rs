@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use guest_tests::command::{BOOT_LIMIT, Call};
 use guest_tests::host::data_directory;
-use guest_tests::{Output, Scratch, Vm, mirrorball, wait};
+use guest_tests::{Output, Scratch, Vm, mirrorball, net, wait};
 
 /// Time limit for a refusal, before any guest starts.
 const AT_ONCE: Duration = Duration::from_secs(20);
@@ -301,6 +301,105 @@ fn five_warm_debians_share_no_random_numbers_and_no_ids() {
     }
 }
 
+/// Bytes of a disk with a partition table.
+const DISK_BYTES: usize = 4 << 20;
+/// First sector of the partition, and its number of sectors.
+const PARTITION: (u32, u32) = (2048, 1024);
+
+/// Creates a disk with one partition, which begins with `text`.
+fn partitioned(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
+    let mut disk = vec![0; DISK_BYTES];
+    let (first, count) = PARTITION;
+    // The first entry of a master boot record: its kind, first sector and number of sectors.
+    disk[446 + 4] = 0x83;
+    disk[446 + 8..446 + 12].copy_from_slice(&first.to_le_bytes());
+    disk[446 + 12..446 + 16].copy_from_slice(&count.to_le_bytes());
+    disk[510..512].copy_from_slice(&[0x55, 0xAA]);
+    let at = first as usize * 512;
+    disk[at..at + text.len()].copy_from_slice(text.as_bytes());
+    scratch.write(name, disk)
+}
+
+/// Two commands start VMs from one template, each with disks of its own.
+/// Promise SHARE-35.
+#[test]
+fn warm_vm_has_its_own_disks_and_their_partitions() {
+    let scratch = Scratch::new("warm-disks");
+    let data = Data::with_images(&scratch);
+    let text = |path: &Path| path.to_str().expect("a path").to_owned();
+    for (round, is_first) in [("one", true), ("two", false)] {
+        let private = partitioned(&scratch, &format!("{round}.raw"), &format!("partition {round}"));
+        let before = fs::read(&private).expect("the disk");
+        let kept = scratch.write(&format!("{round}-kept.raw"), format!("{:<8192}", round));
+        let (private_flag, kept_flag) = (text(&private), format!("{}:exclusive:persistent", text(&kept)));
+        let disks = ["--disk", &private_flag, "--disk", &kept_flag];
+        let (vms, made) = data.start("tiny", round, &[&TINY[..], &disks].concat());
+        assert_eq!(made, is_first, "{round}: other files are no other template");
+        let vm = &vms[0];
+        assert_eq!(
+            vm.sh("cat /sys/block/vda/size /sys/block/vdb/size /sys/block/vdb/serial"),
+            "8192\n16\ndisk1"
+        );
+        assert_eq!(vm.sh("head -c 13 /dev/vda1"), format!("partition {round}"));
+        let size = vm.sh("cat /sys/block/vda/vda1/size");
+        assert_eq!(size.trim(), "1024");
+        // Nothing of the template's first sector is left.
+        assert_eq!(
+            vm.sh("tail -c +511 /dev/vda | head -c 2 | od -An -tx1").trim(),
+            "55 aa"
+        );
+        assert_eq!(vm.sh("head -c 3 /dev/vdb"), round);
+
+        vm.sh("for disk in vda vdb; do \
+             printf written | dd of=/dev/$disk bs=512 seek=1 conv=notrunc,fsync; done 2>&1");
+        assert_eq!(vm.sh("tail -c +513 /dev/vda | head -c 7"), "written");
+        vm.kill();
+        assert!(
+            fs::read(&private).expect("the disk") == before,
+            "{round}: it is private"
+        );
+        let written = fs::read(&kept).expect("the disk");
+        assert_eq!(&written[512..519], b"written", "{round}");
+    }
+    assert_eq!(data.templates()[0]["disks"].as_array().map(Vec::len), Some(2));
+    // One made ahead serves a VM with one disk.
+    data.call([
+        "image", "warm", "tiny", "--memory", "128M", "--net", "none", "--disks", "1",
+    ])
+    .ok();
+    let disk = text(&partitioned(&scratch, "ahead.raw", "partition"));
+    let (vms, made) = data.start("tiny", "ahead", &[&TINY[..], &["--disk", &disk]].concat());
+    assert!(!made);
+    assert_eq!(vms[0].sh("head -c 9 /dev/vda1"), "partition");
+}
+
+/// Promise SHARE-36.
+#[test]
+fn warm_vms_on_a_subnet_have_addresses_of_their_own() {
+    let scratch = Scratch::new("warm-net");
+    let data = Data::with_images(&scratch);
+    let options = ["--memory", "128M", "--net", "subnet", "--count", "2"];
+    let (vms, made) = data.start("tiny", "warm-net", &options);
+    assert!(made);
+    assert_eq!(data.templates()[0]["cards"][0], "subnet");
+    let all: Vec<&Vm> = vms.iter().collect();
+    all_differ(&all, "cat /sys/class/net/eth0/address");
+    for vm in &all {
+        net::lease(vm, &scratch);
+    }
+    all_differ(&all, "ip -4 addr show dev eth0 | grep inet");
+    let router = net::lease(all[0], &scratch);
+    let found = all[0].sh(&format!("nslookup {} {router}", all[1].name()));
+    let address = all[1].sh("ip -4 addr show dev eth0 | sed -n 's/.*inet \\([0-9.]*\\).*/\\1/p'");
+    assert!(found.contains(address.trim()), "{found} has no {address}");
+    all[0].sh(&format!("ping -c 3 -W 10 {}", address.trim()));
+    let networks = mirrorball(["net", "ls", "--json"]).ok().text();
+    assert!(
+        !networks.contains("template-"),
+        "the template's network is left: {networks}"
+    );
+}
+
 /// Promise SHARE-33.
 #[test]
 fn option_that_a_template_cannot_serve_is_refused_by_name_before_anything_starts() {
@@ -309,10 +408,9 @@ fn option_that_a_template_cannot_serve_is_refused_by_name_before_anything_starts
     let disk = scratch.sparse("a.raw", 1 << 20);
     let disk = disk.to_str().expect("a path");
     for (words, named) in [
-        (&["--image", "own", "--disk", disk][..], "--disk"),
-        (&["--image", "own", "--cmdline", "debug"], "--cmdline"),
+        (&["--image", "own", "--cmdline", "debug"][..], "--cmdline"),
         (&["--image", "own", "--pages", "thp"], "--pages"),
-        (&["--image", "own", "--net", "subnet"], "--net"),
+        (&["--image", "own", "--net", "tap=tap0"], "--net"),
         (&["--image", "own", "--share", "never"], "--share"),
         (&["--kernel", disk], "--warm"),
         (&["--image", "nothing"], "no image nothing"),
@@ -330,6 +428,14 @@ fn option_that_a_template_cannot_serve_is_refused_by_name_before_anything_starts
         scratch.write(&format!("{name}.toml"), text)
     };
     let (warm, cold) = (file("warm", "warm = true"), file("cold", ""));
+    let pmem = format!("warm = true\ndisks = [{{ path = {disk:?}, as = \"pmem\" }}]");
+    let pmem = data
+        .call(["run"])
+        .args([file("pmem", &pmem)])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    assert!(pmem.errors().contains("disks"), "{pmem}");
     let mixed = |files: [&Path; 2]| data.call(["run"]).args(files).limit(AT_ONCE).run().expect(1);
     assert!(
         mixed([&warm, &cold])

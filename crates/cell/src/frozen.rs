@@ -106,6 +106,12 @@ impl FrozenVm {
         })
     }
 
+    /// Forgets the writes to the spec's disks, for VMs that resume with disks of their own in their places.
+    pub fn forget_disks(&mut self) {
+        let first = self.overlays.len().saturating_sub(self.spec.disks.len());
+        self.overlays.iter_mut().skip(first).for_each(Vec::clear);
+    }
+
     /// Makes a VM that was opened from the same spec resume from this one's state: adds its files to `files`
     /// and names them in `launch`.
     pub fn resume(&self, launch: &mut LaunchSpec, files: &mut Vec<OwnedFd>) -> io::Result<()> {
@@ -435,6 +441,28 @@ mod tests {
         };
         assert_eq!(freezable.touched().unwrap(), [(8, 1)]);
         shard.join().unwrap();
+    }
+
+    #[test]
+    fn forgotten_disks_are_those_of_the_spec_and_not_the_images() {
+        let file = || tempfile::tempfile().unwrap();
+        let overlays_after = |spec: &str, overlays: Vec<Vec<File>>| -> Vec<usize> {
+            let mut frozen = FrozenVm {
+                spec: serde_json::from_str(spec).unwrap(),
+                share_group: None,
+                state: file(),
+                memory: Vec::new(),
+                overlays,
+                paused_us: 0,
+            };
+            frozen.forget_disks();
+            frozen.overlays.iter().map(Vec::len).collect()
+        };
+        let disks = r#"{"image": "i", "disks": [{"path": "a"}, {"path": "b"}]}"#;
+        let root_and_disks = || vec![vec![file()], vec![file(), file()], vec![file()]];
+        assert_eq!(overlays_after(disks, root_and_disks()), [1, 0, 0]);
+        assert_eq!(overlays_after(disks, vec![vec![file()], vec![file()]]), [0, 0]);
+        assert_eq!(overlays_after(r#"{"image": "i"}"#, vec![vec![file()]]), [1]);
     }
 
     #[test]

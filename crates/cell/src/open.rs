@@ -48,6 +48,7 @@ use crate::socket::bind;
 use crate::subnet_card::{SubnetCardError, drain};
 
 pub use self::cards::hardware_addresses;
+pub use self::disks::disk_serial;
 pub use self::files::scratch_directory;
 pub(crate) use self::launch::disk_limits;
 pub(crate) use self::left::LeftOpened;

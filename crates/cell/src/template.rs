@@ -11,8 +11,8 @@ mod tests;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use self::basis::{Basis, HostIdentity, Key};
-pub use self::store::{Begun, Found, Making, Template, TemplateEntry, TemplateStore};
+pub use self::basis::{Basis, HostIdentity, Key, TemplateMachine};
+pub use self::store::{Begun, Found, Making, PLACEHOLDER_SECTORS, Template, TemplateEntry, TemplateStore};
 use crate::snapshot::SnapshotError;
 
 /// The reason why a template can't be used, made or removed.

@@ -24,6 +24,11 @@ struct Wanted {
     number: Option<usize>,
 }
 
+/// The serial that the guest reads of the VM's `index`th disk; the image's root disk is the first.
+pub fn disk_serial(index: usize) -> String {
+    format!("disk{index}")
+}
+
 /// The disks of a VM.
 #[derive(Default)]
 pub(super) struct Disks {
@@ -151,7 +156,7 @@ impl Opening<'_> {
         disks.file_bytes = disks.file_bytes.max(disk.file_bytes_max()?);
         let layers = std::mem::take(&mut disk.layers).into_iter();
         disks.launches.push(DiskLaunch {
-            id: format!("disk{index}"),
+            id: disk_serial(index),
             layers: layers.map(|layer| self.layer(layer)).collect(),
             read_only: disk.read_only,
             scratch_limit: self.spec.scratch_limit.map(|limit| limit.0),

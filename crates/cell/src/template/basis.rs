@@ -3,17 +3,20 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use config::VmSpec;
 use config::settings::ShareBetween;
+use config::vm::NetKind;
 use diskstore::image::Record;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::snapshot;
 
 /// Version of `template.json`, and of the way in which templates are made.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Bytes of the digest in a key.
 const KEY_BYTES: usize = 8;
 /// Lines of `/proc/cpuinfo` by which guests find their processor.
@@ -52,6 +55,52 @@ pub enum TemplateSharing {
     Template,
 }
 
+/// A disk beside the image's, as far as a guest that has found it does not expect a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateDisk {
+    /// Whether the guest may not write.
+    pub read_only: bool,
+    /// Number of queues; by the number of vCPUs when absent.
+    queues: Option<u16>,
+}
+
+/// The machine that a guest has found: VMs that have the same one can start from one template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateMachine {
+    /// Guest memory, bytes.
+    pub memory: u64,
+    /// Number of vCPUs.
+    pub cpus: u8,
+    /// Kinds of the network cards, in their order.
+    // Templates of the first format have none in their description.
+    #[serde(default)]
+    pub cards: Vec<NetKind>,
+    /// Disks beside the image's, in their order.
+    #[serde(default)]
+    pub disks: Vec<TemplateDisk>,
+}
+
+impl TemplateMachine {
+    /// The machine of a VM of `spec`.
+    pub fn of(spec: &VmSpec) -> Self {
+        let disks = spec.disks.iter();
+        Self {
+            memory: spec.memory.0,
+            cpus: spec.cpus,
+            cards: match &spec.nets {
+                Some(cards) => cards.iter().map(|card| card.kind).collect(),
+                None => vec![NetKind::User],
+            },
+            disks: disks
+                .map(|disk| TemplateDisk {
+                    read_only: disk.read_only,
+                    queues: disk.queues,
+                })
+                .collect(),
+        }
+    }
+}
+
 /// All that a template stands on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Basis {
@@ -64,12 +113,9 @@ pub struct Basis {
     files: Vec<(String, String)>,
     cmdline: String,
     agent: Option<String>,
-    /// Guest memory, bytes.
-    pub memory: u64,
-    /// Number of vCPUs.
-    pub cpus: u8,
-    /// Whether the machine has a network card.
-    pub has_card: bool,
+    /// The machine that the guest has found.
+    #[serde(flatten)]
+    pub machine: TemplateMachine,
     /// VMs that share its memory.
     pub sharing: TemplateSharing,
     processor: String,
@@ -143,9 +189,7 @@ impl Basis {
                 .collect(),
             cmdline: record.cmdline.clone(),
             agent: record.agent.clone(),
-            memory: spec.memory.0,
-            cpus: spec.cpus,
-            has_card: spec.nets.as_ref().is_none_or(|cards| !cards.is_empty()),
+            machine: TemplateMachine::of(spec),
             sharing: match (&spec.share_group, between) {
                 (Some(group), _) => TemplateSharing::Group(group.clone()),
                 (None, ShareBetween::All) => TemplateSharing::User,
@@ -165,20 +209,41 @@ impl Basis {
         Ok(Key(hex(&Sha256::digest(text)[..KEY_BYTES])))
     }
 
-    /// The spec of the VM of which the template is made.
+    /// The spec of the VM of which the template is made. The file `placeholder` stands for each of its disks
+    /// beside the image's.
     ///
     /// # Errors
     /// If the basis, which was read from a file, describes no VM.
-    pub fn spec(&self, key: &Key) -> io::Result<VmSpec> {
-        let mut spec = serde_json::json!({
-            "name": format!("template-{key}"),
+    pub fn spec(&self, key: &Key, placeholder: &Path) -> io::Result<VmSpec> {
+        let name = format!("template-{key}");
+        let card = |kind: &NetKind| match kind {
+            // Not the network of its share group: its VMs must not find a guest that is to be copied.
+            NetKind::Subnet => json!({ "kind": kind, "network": name }),
+            NetKind::User | NetKind::Tap => json!({ "kind": kind }),
+        };
+        let disk = |disk: &TemplateDisk| {
+            json!({
+                "path": placeholder,
+                "format": "raw",
+                "read_only": disk.read_only,
+                "queues": disk.queues,
+                "share": "never",
+            })
+        };
+        let TemplateMachine {
+            memory,
+            cpus,
+            cards,
+            disks,
+        } = &self.machine;
+        let mut spec = json!({
+            "name": name,
             "image": self.image,
-            "cpus": self.cpus,
-            "memory": config::Size(self.memory),
+            "cpus": cpus,
+            "memory": config::Size(*memory),
+            "nets": cards.iter().map(card).collect::<Vec<_>>(),
+            "disks": disks.iter().map(disk).collect::<Vec<_>>(),
         });
-        if !self.has_card {
-            spec["nets"] = serde_json::json!([]);
-        }
         match &self.sharing {
             TemplateSharing::User => {}
             TemplateSharing::Group(group) => spec["share_group"] = group.as_str().into(),

@@ -15,6 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use diskstore::disk::SECTOR_BYTES;
 use diskstore::image::Record;
 use hostfiles::lock::{self, Flock, Share};
 use hostfiles::private;
@@ -29,6 +30,9 @@ use crate::snapshot::directory::Directory;
 const DESCRIPTION: &str = "template.json";
 const SNAPSHOT: &str = "snapshot";
 const USED: &str = "used";
+const PLACEHOLDER: &str = "placeholder";
+/// Size of the file that stands for a template's disks beside the image's: the least that a disk may have.
+pub const PLACEHOLDER_SECTORS: u64 = 1;
 const MAKING: &str = ".making-";
 const REMOVING: &str = ".removing-";
 const LOCK: &str = ".lock";
@@ -343,6 +347,16 @@ impl Making {
     /// The directory in which the snapshot is to be written; it does not exist.
     pub fn snapshot(&self) -> PathBuf {
         self.folder.join(SNAPSHOT)
+    }
+
+    /// Creates the file that stands for each of the template's disks beside the image's: zeroes, which no VM
+    /// gets.
+    pub fn placeholder(&self) -> Result<PathBuf, TemplateError> {
+        let path = self.folder.join(PLACEHOLDER);
+        private::new_file(&path)
+            .and_then(|file| file.set_len(PLACEHOLDER_SECTORS * SECTOR_BYTES))
+            .map_err(at(&path))?;
+        Ok(path)
     }
 
     /// Everything that the template stands on.

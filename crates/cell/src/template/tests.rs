@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use config::VmSpec;
 use config::settings::ShareBetween;
+use config::vm::{DiskFormatSpec, DiskMode, DiskSpec, NetKind, ShareSpec};
 use diskstore::image::Record;
+use hostfiles::lock::{self, Share};
 
 use super::*;
 use crate::snapshot::directory::caller;
@@ -92,6 +94,13 @@ fn each_thing_that_a_template_stands_on_changes_its_key() {
         basis("memory = \"256M\""),
         basis("cpus = 2"),
         basis("nets = []"),
+        basis("nets = [{ kind = \"subnet\" }]"),
+        basis("nets = [{ kind = \"user\" }, { kind = \"subnet\" }]"),
+        basis("nets = [{ kind = \"subnet\" }, { kind = \"user\" }]"),
+        basis("disks = [{ path = \"a\" }]"),
+        basis("disks = [{ path = \"a\" }, { path = \"b\" }]"),
+        basis("disks = [{ path = \"a\", read_only = true }]"),
+        basis("disks = [{ path = \"a\", queues = 2 }]"),
         basis("share_group = \"red\""),
         Basis::of(&spec(""), &record("sha256:2"), ShareBetween::All, &host()),
         Basis::of(&spec(""), &record("sha256:1"), ShareBetween::Group, &host()),
@@ -146,24 +155,104 @@ fn each_thing_that_a_template_stands_on_changes_its_key() {
     assert_eq!(own.key().unwrap(), basis("").key().unwrap());
     let ports = basis("nets = [{ kind = \"user\", forward = [\"8080:80\"] }]");
     assert_eq!(ports.key().unwrap(), basis("").key().unwrap());
+    let network = basis("nets = [{ kind = \"subnet\", network = \"red\", bandwidth = \"1M\" }]");
+    let subnet = basis("nets = [{ kind = \"subnet\" }]");
+    assert_eq!(network.key().unwrap(), subnet.key().unwrap());
+    let file = basis("disks = [{ path = \"b\", mode = \"exclusive\", persistent = true, operations = 9 }]");
+    let disk = basis("disks = [{ path = \"a\" }]");
+    assert_eq!(file.key().unwrap(), disk.key().unwrap());
 }
 
 #[test]
 fn vm_of_a_template_has_nothing_of_its_caller() {
     let caller = basis("name = \"web\"\nmemory = \"256M\"\ncpus = 3\nnets = []\ncommand = [\"true\"]");
     let key = caller.key().unwrap();
-    let made = caller.spec(&key).unwrap();
+    let none = Path::new("none");
+    let made = caller.spec(&key, none).unwrap();
     assert_eq!(made.name, Some(format!("template-{key}")));
     assert_eq!((made.memory.0, made.cpus), (256 << 20, 3));
     assert_eq!(made.nets.map(|cards| cards.len()), Some(0));
     assert!(!made.warm && made.command.is_none() && made.share.is_none());
     let alone = Basis::of(&spec(""), &record("sha256:1"), ShareBetween::Group, &host());
-    let made = alone.spec(&key).unwrap();
-    assert_eq!(made.share, Some(config::vm::ShareSpec::Never));
-    assert!(config::check(&made).is_ok() && made.nets.is_none());
-    let red = basis("share_group = \"red\"").spec(&key).unwrap();
+    let made = alone.spec(&key, none).unwrap();
+    assert_eq!(made.share, Some(ShareSpec::Never));
+    assert!(config::check(&made).is_ok());
+    let red = basis("share_group = \"red\"").spec(&key, none).unwrap();
     assert_eq!(red.share_group.as_deref(), Some("red"));
     assert!(red.share.is_none());
+}
+
+#[test]
+fn vm_of_a_template_has_empty_disks_and_cards_on_networks_of_its_own() {
+    let caller = basis(
+        "share_group = \"red\"\n\
+         nets = [{ kind = \"subnet\", network = \"red\", forward = [\"80:80\"], host = true }, \
+         { kind = \"user\", mac = \"02:00:00:00:00:01\" }]\n\
+         disks = [{ path = \"a.raw\", mode = \"exclusive\", persistent = true }, \
+         { path = \"b.qcow2\", read_only = true, queues = 3, on_full = \"pause\" }]",
+    );
+    let key = caller.key().unwrap();
+    let made = caller.spec(&key, Path::new("/templates/placeholder")).unwrap();
+    config::check(&made).unwrap();
+    let cards = made.nets.unwrap();
+    let kinds: Vec<_> = cards.iter().map(|card| card.kind).collect();
+    assert_eq!(kinds, [NetKind::Subnet, NetKind::User]);
+    assert_eq!(cards[0].network, made.name);
+    assert!(
+        cards
+            .iter()
+            .all(|card| card.forward.is_empty() && !card.host && card.mac.is_none())
+    );
+    assert_eq!(made.disks.len(), 2);
+    for disk in &made.disks {
+        assert_eq!(disk.path, Path::new("/templates/placeholder"));
+        assert_eq!(disk.format, Some(DiskFormatSpec::Raw));
+        assert_eq!(disk.share, Some(ShareSpec::Never));
+        assert_eq!((disk.mode, disk.persistent), (DiskMode::Private, false));
+    }
+    let shape = |disk: &DiskSpec| (disk.read_only, disk.queues);
+    assert_eq!(shape(&made.disks[0]), (false, None));
+    assert_eq!(shape(&made.disks[1]), (true, Some(3)));
+    let same = TemplateMachine::of(&basis("").spec(&key, Path::new("none")).unwrap());
+    assert_eq!(
+        same,
+        TemplateMachine::of(&spec("")),
+        "a card is there unless `nets` is empty"
+    );
+}
+
+#[test]
+fn placeholder_is_a_disk_of_one_empty_sector() {
+    let data = tempfile::tempdir().unwrap();
+    let store = store(data.path());
+    let Begun::Making(making) = store.begin(&basis(""), LIMIT).unwrap() else {
+        panic!("there is none");
+    };
+    let placeholder = making.placeholder().unwrap();
+    assert_eq!(fs::read(&placeholder).unwrap(), [0; 512]);
+    assert_eq!(fs::metadata(&placeholder).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(PLACEHOLDER_SECTORS, 1);
+    drop(making);
+    assert!(!placeholder.exists());
+}
+
+#[test]
+fn template_of_the_first_format_is_listed_and_makes_room() {
+    let data = tempfile::tempdir().unwrap();
+    let store = store(data.path());
+    let old = make(&store, &basis("cpus = 2"), 40, 1);
+    let description = data.path().join(format!("templates/{old}/template.json"));
+    let text = fs::read_to_string(&description).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let of_basis = value["basis"].as_object_mut().unwrap();
+    assert!(of_basis.remove("cards").is_some() && of_basis.remove("disks").is_some());
+    of_basis.insert("has_card".to_owned(), true.into());
+    of_basis.insert("format".to_owned(), 1.into());
+    fs::write(&description, value.to_string()).unwrap();
+    assert_eq!(keys(&store), std::slice::from_ref(&old));
+    let new = make(&store, &basis(""), 40, 5);
+    assert_eq!(store.fit(50, &new).unwrap().len(), 1);
+    assert_eq!(keys(&store), [new]);
 }
 
 #[test]
@@ -187,6 +276,7 @@ fn template_is_found_after_it_was_made_and_not_before() {
     let basis = basis("");
     assert!(matches!(store.find(&basis).unwrap(), Found::Missing));
     let key = make(&store, &basis, 5, 1);
+    assert_eq!(store.list().unwrap()[0].used_s, 1);
     let Found::Ready(template) = store.find(&basis).unwrap() else {
         panic!("it was made");
     };
@@ -223,6 +313,89 @@ fn template_that_was_cut_off_is_made_again() {
         assert!(matches!(store.find(&basis).unwrap(), Found::Ready(_)));
         assert!(store.remove(&key).unwrap());
     }
+}
+
+#[test]
+fn template_under_another_ones_name_is_made_again() {
+    let data = tempfile::tempdir().unwrap();
+    let store = store(data.path());
+    let templates = data.path().join("templates");
+    let (asked, other) = (basis(""), basis("cpus = 2"));
+    let key = make(&store, &other, 5, 1);
+    let name = asked.key().unwrap();
+    fs::rename(templates.join(key.as_str()), templates.join(name.as_str())).unwrap();
+    match store.find(&asked).unwrap() {
+        Found::Damaged(why) => assert!(why.contains("another template's"), "{why}"),
+        found => panic!("{found:?}"),
+    }
+    make(&store, &asked, 5, 1);
+    assert!(matches!(store.find(&asked).unwrap(), Found::Ready(_)));
+}
+
+#[test]
+fn description_is_read_up_to_its_greatest_length() {
+    let data = tempfile::tempdir().unwrap();
+    let store = store(data.path());
+    let key = make(&store, &basis(""), 5, 1);
+    let description = data.path().join(format!("templates/{key}/template.json"));
+    let text = fs::read_to_string(&description).unwrap();
+    fs::write(&description, format!("{}{text}", " ".repeat(1 << 10))).unwrap();
+    assert_eq!(keys(&store), [key]);
+    fs::write(&description, format!("{}{text}", " ".repeat(64 << 10))).unwrap();
+    assert!(keys(&store).is_empty());
+    assert!(matches!(store.find(&basis("")).unwrap(), Found::Damaged(_)));
+}
+
+#[test]
+fn maker_removes_remains_of_the_dead_and_none_of_another_maker() {
+    let data = tempfile::tempdir().unwrap();
+    let store = store(data.path());
+    let Begun::Making(living) = store.begin(&basis("cpus = 2"), LIMIT).unwrap() else {
+        panic!("there is none");
+    };
+    let templates = data.path().join("templates");
+    let dead = basis("cpus = 3").key().unwrap();
+    for kind in ["making", "removing"] {
+        fs::create_dir(templates.join(format!(".{kind}-1-{dead}"))).unwrap();
+    }
+    // A process creates the lock before the directory that it makes.
+    fs::write(templates.join(format!("{dead}.lock")), "").unwrap();
+    fs::create_dir(templates.join(".making-1-no-key")).unwrap();
+    let key = make(&store, &basis(""), 5, 1);
+    let directories: Vec<_> = files(data.path())
+        .into_iter()
+        .filter(|name| !name.ends_with(".lock"))
+        .collect();
+    let of_living = living.snapshot();
+    let of_living = of_living.parent().unwrap().file_name().unwrap();
+    assert_eq!(
+        directories,
+        [".making-1-no-key", of_living.to_str().unwrap(), key.as_str()]
+    );
+}
+
+#[test]
+fn waiter_for_the_lock_of_a_removed_template_waits_for_the_next_one() {
+    let data = tempfile::tempdir().unwrap();
+    let store = store(data.path());
+    let path = data
+        .path()
+        .join(format!("templates/{}.lock", basis("").key().unwrap()));
+    let locked = || {
+        let file = hostfiles::private::lock_file(&path).unwrap();
+        lock::at_once(file, Share::Exclusive).unwrap().unwrap()
+    };
+    let remover = locked();
+    let other = store.clone();
+    let waiter = thread::spawn(move || other.begin(&basis(""), LIMIT).map(drop));
+    thread::sleep(Duration::from_millis(200));
+    fs::remove_file(&path).unwrap();
+    let maker = locked();
+    drop(remover);
+    thread::sleep(Duration::from_millis(300));
+    assert!(!waiter.is_finished(), "the lock of no file is no lock");
+    drop(maker);
+    waiter.join().unwrap().unwrap();
 }
 
 #[test]
@@ -292,6 +465,25 @@ fn templates_of_a_changed_image_are_removed_and_others_stay() {
     let mut stay = vec![current, other];
     stay.sort();
     assert_eq!(keys(&store), stay);
+}
+
+#[test]
+fn image_with_another_file_command_line_or_agent_makes_a_template_stale() {
+    let basis = basis("");
+    let now = || record("sha256:1");
+    let with_more = Record {
+        initrd: now().kernel,
+        ..now()
+    };
+    let with_cmdline = Record {
+        cmdline: "debug".to_owned(),
+        ..now()
+    };
+    let with_agent = Record { agent: None, ..now() };
+    assert!(!basis.is_stale(&now()));
+    for changed in [record("sha256:2"), with_more, with_cmdline, with_agent] {
+        assert!(basis.is_stale(&changed), "{changed:?}");
+    }
 }
 
 #[test]

@@ -11,7 +11,10 @@ fn keys_that_need_another_machine_than_the_templates_are_refused_by_name() {
     for (key, lines) in [
         ("cmdline", "[kernel]\ncmdline = \"quiet\""),
         ("kernel", "[kernel]\npath = \"vmlinux\""),
-        ("disks", "disks = [{ path = \"a.raw\" }]"),
+        (
+            "disks",
+            "disks = [{ path = \"a.raw\" }, { path = \"b.raw\", as = \"pmem\" }]",
+        ),
         ("persistent", "name = \"a\"\n[root]\npersistent = true"),
         ("folders", "folders = [{ path = \"/srv\", tag = \"srv\" }]"),
         ("shared", "shared = [{ name = \"r\" }]"),
@@ -24,8 +27,10 @@ fn keys_that_need_another_machine_than_the_templates_are_refused_by_name() {
         ("balloon", "balloon = false"),
         ("share", "share = \"never\""),
         ("share", "root = { share = \"never\" }"),
-        ("nets", "nets = [{ kind = \"subnet\" }]"),
-        ("nets", "nets = [{ kind = \"user\" }, { kind = \"user\" }]"),
+        (
+            "nets",
+            "nets = [{ kind = \"user\" }, { kind = \"tap\", tap = \"tap0\" }]",
+        ),
     ] {
         let error = with_template(lines).unwrap_err();
         assert!(
@@ -49,6 +54,9 @@ fn keys_that_the_host_serves_are_accepted() {
         "cpus = 4\nmemory = \"1G\"\ncpu_limit = 1.5\nmemory_limit = \"2G\"",
         "nets = []",
         "nets = [{ kind = \"user\", forward = [\"8080:80\"], host = true }]",
+        "nets = [{ kind = \"subnet\", network = \"red\" }, { kind = \"user\" }]",
+        "disks = [{ path = \"a.raw\" }, { path = \"b.raw\", mode = \"exclusive\", persistent = true }]",
+        "disks = [{ path = \"a.qcow2\", read_only = true, queues = 2, bandwidth = \"1M\" }]",
         "share_group = \"red\"\nsandbox = \"require\"\nshare = \"at-read\"",
         "restart = \"on-failure\"\nscratch_limit = \"1G\"",
     ] {
@@ -60,9 +68,12 @@ fn keys_that_the_host_serves_are_accepted() {
 #[test]
 fn refused_flag_is_named_and_older_programs_read_a_cold_vm() {
     let mut spec = with_template("").unwrap();
-    spec.disks = parse("vm.toml", "image = \"tiny\"\ndisks = [{ path = \"a.raw\" }]")
-        .unwrap()
-        .disks;
+    spec.disks = parse(
+        "vm.toml",
+        "image = \"tiny\"\ndisks = [{ path = \"a.raw\", as = \"pmem\" }]",
+    )
+    .unwrap()
+    .disks;
     let error = ConfigError::from_flags(&check(&spec).unwrap_err());
     assert!(error.message.starts_with("--disk: "), "{error}");
     assert_eq!(error.help.as_deref(), Some("leave out the flag or --warm"));

@@ -1,10 +1,10 @@
 //! Keys of a VM that starts from a template.
 //!
-//! A template has booted with the image's kernel, the memory and the vCPUs, and at most one card in user
-//! mode. A key that would change the booted machine is refused by name: it must not be ignored.
+//! A template has booted with the image's kernel, the memory, the vCPUs, and as many disks and cards of the
+//! same kinds. A key that would change the booted machine is refused by name: it must not be ignored.
 
 use crate::fault::{Fault, fault};
-use crate::vm::{NetKind, PagesSpec, ShareSpec, VmSpec};
+use crate::vm::{DiskDevice, NetKind, PagesSpec, ShareSpec, VmSpec};
 
 /// Checks that a template can serve all keys of a VM that starts warm.
 pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
@@ -21,7 +21,7 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), Fault> {
     }
     let unserved = other_machine(spec)
         .or_else(|| other_memory(spec))
-        .or_else(|| other_card(spec));
+        .or_else(|| other_device(spec));
     let Some((path, why)) = unserved else {
         return Ok(());
     };
@@ -45,11 +45,6 @@ fn other_machine(spec: &VmSpec) -> Option<(Vec<&'static str>, &'static str)> {
             "its kernel has read its command line",
         ),
         (kernel.is_some(), vec!["kernel"], "it runs the image's kernel"),
-        (
-            !spec.disks.is_empty(),
-            vec!["disks"],
-            "its machine has the image's disk alone",
-        ),
         (
             spec.root.persistent,
             vec!["root", "persistent"],
@@ -111,12 +106,23 @@ fn other_memory(spec: &VmSpec) -> Option<(Vec<&'static str>, &'static str)> {
     .find_map(|(is_set, key, why)| is_set.then(|| (vec![key], why)))
 }
 
-/// A card that differs from the template's, which is one in user mode, or none.
-fn other_card(spec: &VmSpec) -> Option<(Vec<&'static str>, &'static str)> {
+/// A disk or card that needs more of the machine than a place.
+fn other_device(spec: &VmSpec) -> Option<(Vec<&'static str>, &'static str)> {
     let cards = spec.nets.as_deref().unwrap_or_default();
-    let differs = cards.len() > 1 || cards.iter().any(|card| card.kind != NetKind::User);
-    differs.then(|| {
-        let why = "its machine has one card of the kind `user`, or none";
-        (vec!["nets"], why)
-    })
+    let has_pmem = spec.disks.iter().any(|disk| disk.device == DiskDevice::Pmem);
+    let has_tap = cards.iter().any(|card| card.kind == NetKind::Tap);
+    [
+        (
+            has_pmem,
+            vec!["disks"],
+            "its machine has disks, and no persistent memory (`as = \"pmem\"`)",
+        ),
+        (
+            has_tap,
+            vec!["nets"],
+            "its machine has cards of the kinds `user` and `subnet`, and none on a TAP device",
+        ),
+    ]
+    .into_iter()
+    .find_map(|(is_set, path, why)| is_set.then_some((path, why)))
 }

@@ -5,13 +5,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent::client::ClientError;
-use agent::protocol::Renewal;
+use agent::protocol::{Renewal, ReplacedDisk};
 use cell::frozen::FrozenVm;
 use cell::snapshot::directory::caller;
 use cell::template::{
-    Basis, Begun, Found, HostIdentity, Key, Making, Template, TemplateEntry, TemplateStore,
+    Basis, Begun, Found, HostIdentity, Key, Making, PLACEHOLDER_SECTORS, Template, TemplateEntry,
+    TemplateMachine, TemplateStore,
 };
 use config::settings::Settings;
+use config::vm::NetKind;
 use config::{ConfigError, Size, VmSpec};
 use diskstore::image::ImageStore;
 use miette::{IntoDiagnostic, Report, Result, miette};
@@ -31,12 +33,14 @@ const UP_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit for an agent to reply to a renewal: it may draw RSA keys, which takes a minute
 /// in a lab.
 const RENEWAL_LIMIT: Duration = Duration::from_secs(300);
-/// Time limit for an agent of a resumed guest to accept a connection.
+/// Least time limit for an agent of a guest that has booted to accept a connection.
 const AGENT_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for the end of the VM of which a template was made.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// Time for which a command waits beyond the boot limit for another one that makes the template.
 const MAKER_MARGIN: Duration = Duration::from_secs(120);
+/// Greatest number of disks of a template, of the 31 devices of a machine.
+const DISKS_MAX: i64 = 24;
 /// Bytes of a machine id, and of a boot id.
 const ID_BYTES: usize = 16;
 
@@ -52,9 +56,16 @@ pub struct WarmArgs {
     /// Guest memory
     #[arg(long, default_value = "512M")]
     memory: Size,
-    /// The template's machine has no network card
+    /// A network card of the template's machine: user, subnet or none; repeatable
+    #[arg(long, value_name = "KIND", conflicts_with = "no_net")]
+    net: Vec<TemplateCard>,
+    /// The template's machine has no network card, as --net none
     #[arg(long)]
     no_net: bool,
+    /// Number of writable disks beside the image's
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(..=DISKS_MAX))]
+    disks: u8,
     /// The share group of the VMs that are to start from it
     #[arg(long)]
     share_group: Option<String>,
@@ -75,6 +86,17 @@ pub struct WarmArgs {
     remove: Vec<String>,
 }
 
+/// A network card of `image warm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum TemplateCard {
+    /// User-mode networking
+    User,
+    /// A network of the subnet
+    Subnet,
+    /// No card
+    None,
+}
+
 impl WarmArgs {
     /// Whether it changes nothing.
     pub fn only_prints(&self) -> bool {
@@ -93,6 +115,10 @@ pub struct Warm {
 pub struct Parent {
     name: String,
     spec: VmSpec,
+    /// The disks of the VMs that are others than the template's.
+    replaced: Vec<ReplacedDisk>,
+    /// Time limit for an agent to accept the renewal: many VMs that start at once take as long as a boot.
+    agent_limit: Duration,
 }
 
 /// Makes, lists or removes templates.
@@ -122,9 +148,16 @@ fn spec(args: &WarmArgs) -> Result<VmSpec> {
         "memory": args.memory,
         "share_group": args.share_group,
     });
-    if args.no_net {
-        spec["nets"] = json!([]);
+    let kinds = args.net.iter().filter_map(|card| match card {
+        TemplateCard::User => Some(NetKind::User),
+        TemplateCard::Subnet => Some(NetKind::Subnet),
+        TemplateCard::None => None,
+    });
+    if args.no_net || !args.net.is_empty() {
+        spec["nets"] = kinds.map(|kind| json!({ "kind": kind })).collect();
     }
+    // Their files are those of the VMs.
+    spec["disks"] = (0..args.disks).map(|_| json!({ "path": "of-the-vm" })).collect();
     let spec: VmSpec = serde_json::from_value(spec).into_diagnostic()?;
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)
@@ -148,10 +181,11 @@ fn list(as_json: bool) -> Result<ExitCode> {
     let entries = store()?.1.list().map_err(|error| miette!("{error}"))?;
     if as_json {
         let entry = |entry: &TemplateEntry| {
+            let machine = &entry.basis.machine;
             json!({
-                "key": entry.key.as_str(), "image": entry.basis.image, "cpus": entry.basis.cpus,
-                "memory": entry.basis.memory, "card": entry.basis.has_card, "bytes": entry.bytes,
-                "made_s": entry.made_s, "used_s": entry.used_s,
+                "key": entry.key.as_str(), "image": entry.basis.image, "cpus": machine.cpus,
+                "memory": machine.memory, "cards": machine.cards, "disks": machine.disks,
+                "bytes": entry.bytes, "made_s": entry.made_s, "used_s": entry.used_s,
             })
         };
         let all: Vec<_> = entries.iter().map(entry).collect();
@@ -159,8 +193,8 @@ fn list(as_json: bool) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "{:<16} {:<20} {:>4} {:>8} {:<4} {:>8} LAST USE",
-        "KEY", "IMAGE", "CPUS", "MEMORY", "CARD", "SIZE"
+        "{:<16} {:<20} {:>4} {:>8} {:<12} {:>5} {:>8} LAST USE",
+        "KEY", "IMAGE", "CPUS", "MEMORY", "CARDS", "DISKS", "SIZE"
     );
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     for TemplateEntry {
@@ -171,17 +205,32 @@ fn list(as_json: bool) -> Result<ExitCode> {
         ..
     } in entries
     {
-        let card = if basis.has_card { "yes" } else { "no" };
+        let machine = &basis.machine;
         println!(
-            "{key:<16} {:<20} {:>4} {:>8} {card:<4} {:>8} {} min ago",
+            "{key:<16} {:<20} {:>4} {:>8} {:<12} {:>5} {:>8} {} min ago",
             basis.image,
-            basis.cpus,
-            Size(basis.memory).to_string(),
+            machine.cpus,
+            Size(machine.memory).to_string(),
+            kinds(&machine.cards),
+            machine.disks.len(),
             format!("{} MB", bytes / 1_000_000),
             now.as_secs().saturating_sub(used_s) / 60
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The kinds of cards in a list.
+fn kinds(cards: &[NetKind]) -> String {
+    let kind = |card: &NetKind| match card {
+        NetKind::User => "user",
+        NetKind::Subnet => "subnet",
+        NetKind::Tap => "tap",
+    };
+    match cards {
+        [] => "none".to_owned(),
+        _ => cards.iter().map(kind).collect::<Vec<_>>().join(","),
+    }
 }
 
 fn remove(key: &str) -> Result<()> {
@@ -212,22 +261,17 @@ pub fn of_vms(vms: &[(String, VmSpec)], boot_limit_s: u64) -> Result<Option<Warm
     };
     let alike = |other: &VmSpec| {
         other.warm
-            && (&other.image, other.memory, other.cpus, &other.share_group)
-                == (&spec.image, spec.memory, spec.cpus, &spec.share_group)
-            && has_card(other) == has_card(spec)
+            && (&other.image, &other.share_group) == (&spec.image, &spec.share_group)
+            && TemplateMachine::of(other) == TemplateMachine::of(spec)
     };
     if let Some((other, _)) = vms.iter().find(|(_, other)| !alike(other)) {
         return Err(miette!(
             help = "start them by commands of their own",
             "{other}: it can't start from the template of {first}: warm VMs of one command have the same \
-             image, memory, vCPUs, share group and number of cards"
+             image, memory, vCPUs, share group, kinds of cards and number of disks"
         ));
     }
     ready(spec, boot_limit_s).map(Some)
-}
-
-fn has_card(spec: &VmSpec) -> bool {
-    spec.nets.as_ref().is_none_or(|cards| !cards.is_empty())
 }
 
 /// Returns the template for a VM of `spec`; makes it if there is none.
@@ -252,21 +296,36 @@ fn ready(spec: &VmSpec, boot_limit_s: u64) -> Result<Warm> {
             }
         }
     };
-    let spec = basis.spec(&template.key).into_diagnostic()?;
+    let spec = basis.spec(&template.key, Path::new("none")).into_diagnostic()?;
+    let first = usize::from(image.record.disk.is_some());
+    let replaced = (first..).take(spec.disks.len()).map(replaced_disk);
     Ok(Warm {
         parent: Parent {
             name: spec.name.clone().unwrap_or_default(),
+            replaced: replaced.collect(),
+            agent_limit: AGENT_LIMIT.max(Duration::from_secs(boot_limit_s)),
             spec,
         },
         template,
     })
 }
 
+/// The `index`th disk of a VM that starts warm, which is another than the template's.
+fn replaced_disk(index: usize) -> ReplacedDisk {
+    ReplacedDisk {
+        serial: cell::open::disk_serial(index),
+        template_sectors: PLACEHOLDER_SECTORS,
+    }
+}
+
 /// Boots a VM, and makes a template of it when its guest is up.
 fn make(making: Making, templates: &TemplateStore, boot_limit_s: u64) -> Result<Template> {
     let begun = Instant::now();
     let (key, image) = (making.key.clone(), making.basis().image.clone());
-    let spec = making.basis().spec(&key).into_diagnostic()?;
+    let placeholder = making
+        .placeholder()
+        .map_err(|error| miette!("{image}: {error}"))?;
+    let spec = making.basis().spec(&key, &placeholder).into_diagnostic()?;
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     eprintln!(
         "mirrorball: {image}: making a template with {} of memory and {} vCPU{}",
@@ -299,7 +358,8 @@ fn make(making: Making, templates: &TemplateStore, boot_limit_s: u64) -> Result<
         .ok_or_else(|| miette!("{name}: it ended before it ran"))?;
     await_up(&name, &folder, Duration::from_secs(boot_limit_s))
         .map_err(|error| miette!(help = help(&error), "{image} can't be a template: {error}"))?;
-    let frozen = FrozenVm::of(&folder).map_err(|error| miette!("{name}: {error}"))?;
+    let mut frozen = FrozenVm::of(&folder).map_err(|error| miette!("{name}: {error}"))?;
+    frozen.forget_disks();
     let bytes = cell::snapshot::write(&frozen, &name, &making.snapshot()).map_err(|error| {
         miette!(
             help = "free space in the data directory, or start without --warm",
@@ -385,8 +445,9 @@ impl Parent {
             identity: identity((&self.name, &self.spec), &Clone { name, spec, folder })?,
             machine_id: hex(&random(ID_BYTES)?),
             boot_id: uuid(&random(ID_BYTES)?),
+            disks: self.replaced.clone(),
         };
-        let stream = guest::connect(name, folder, AGENT_LIMIT)?;
+        let stream = guest::connect(name, folder, self.agent_limit)?;
         agent::client::renew(stream, &renewal, RENEWAL_LIMIT).map_err(|error| {
             miette!(
                 help = "start it without --warm",
@@ -435,6 +496,8 @@ mod tests {
             "warm = true\nmemory = \"256M\"",
             "warm = true\ncpus = 2",
             "warm = true\nnets = []",
+            "warm = true\nnets = [{ kind = \"subnet\" }]",
+            "warm = true\ndisks = [{ path = \"a.raw\" }]",
             "warm = true\nshare_group = \"red\"",
         ] {
             let vms = [vm("a", "warm = true"), vm("b", other)];
