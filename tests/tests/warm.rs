@@ -191,7 +191,7 @@ fn least_recently_used_template_makes_room() {
     let data = Data::with_images(&scratch);
     let limit = scratch.write("host.toml", "template_limit = \"1M\"\n");
     let warm = |memory: &str| -> Output {
-        data.call(["image", "warm", "tiny", "--no-net", "--memory", memory])
+        data.call(["image", "warm", "tiny", "--net", "none", "--memory", memory])
             .env("MIRRORBALL_HOST_FILE", &limit)
             .ok()
     };

@@ -7,17 +7,12 @@ const COMMAND_NETWORK_START: &str = "run-";
 const COMMAND_NETWORK_DIGITS: usize = 8;
 
 impl VmSpec {
-    /// Lists the default card if no cards are listed: one of a subnet. The card of a VM that starts warm is
-    /// in user mode, as is the card of its template.
+    /// Lists the default card if no cards are listed: one of a subnet.
     ///
     /// A program that starts a VM calls this, so that the VM's record has its cards. A record or a snapshot
     /// without a list is of a release whose default was a card in user mode, which [`Self::cards`] returns.
     pub fn list_default_card(&mut self) {
-        let kind = match self.warm {
-            true => NetKind::User,
-            false => NetKind::Subnet,
-        };
-        self.nets.get_or_insert_with(|| vec![NetSpec::of(kind)]);
+        self.nets.get_or_insert_with(|| vec![NetSpec::of(NetKind::Subnet)]);
     }
 
     /// Returns the cards of a VM that was started.
@@ -52,9 +47,9 @@ mod tests {
     }
 
     #[test]
-    fn default_card_is_one_of_a_subnet_and_that_of_the_template_for_a_warm_start() {
+    fn default_card_is_one_of_a_subnet() {
         assert_eq!(listed(""), [NetKind::Subnet]);
-        assert_eq!(listed("warm = true"), [NetKind::User]);
+        assert_eq!(listed("warm = true"), [NetKind::Subnet]);
         assert_eq!(listed("nets = []"), []);
         assert_eq!(listed("[[nets]]\nkind = \"user\""), [NetKind::User]);
     }

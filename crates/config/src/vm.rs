@@ -118,7 +118,7 @@ pub struct VmSpec {
     // Omitted by default, so that older programs can read the record or snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub folders: Vec<FolderSpec>,
-    /// Network cards; absent means one of a subnet, in user mode with `warm`, an empty list none.
+    /// Network cards; absent means one of a subnet, an empty list none.
     pub nets: Option<Vec<NetSpec>>,
     /// Guest NUMA nodes.
     #[serde(default)]

@@ -87,10 +87,7 @@ impl TemplateMachine {
         Self {
             memory: spec.memory.0,
             cpus: spec.cpus,
-            cards: match &spec.nets {
-                Some(cards) => cards.iter().map(|card| card.kind).collect(),
-                None => vec![NetKind::User],
-            },
+            cards: spec.cards().iter().map(|card| card.kind).collect(),
             disks: disks
                 .map(|disk| TemplateDisk {
                     read_only: disk.read_only,

@@ -56,12 +56,9 @@ pub struct WarmArgs {
     /// Guest memory
     #[arg(long, default_value = "512M")]
     memory: Size,
-    /// A network card of the template's machine: user, subnet or none; repeatable
-    #[arg(long, value_name = "KIND", conflicts_with = "no_net")]
+    /// A network card of the template's machine: subnet, user or none; repeatable; one of a subnet if absent
+    #[arg(long, value_name = "KIND")]
     net: Vec<TemplateCard>,
-    /// The template's machine has no network card, as --net none
-    #[arg(long)]
-    no_net: bool,
     /// Number of writable disks beside the image's
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u8).range(..=DISKS_MAX))]
@@ -153,12 +150,13 @@ fn spec(args: &WarmArgs) -> Result<VmSpec> {
         TemplateCard::Subnet => Some(NetKind::Subnet),
         TemplateCard::None => None,
     });
-    if args.no_net || !args.net.is_empty() {
+    if !args.net.is_empty() {
         spec["nets"] = kinds.map(|kind| json!({ "kind": kind })).collect();
     }
     // Their files are those of the VMs.
     spec["disks"] = (0..args.disks).map(|_| json!({ "path": "of-the-vm" })).collect();
-    let spec: VmSpec = serde_json::from_value(spec).into_diagnostic()?;
+    let mut spec: VmSpec = serde_json::from_value(spec).into_diagnostic()?;
+    spec.list_default_card();
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)
 }
