@@ -8,6 +8,7 @@ use std::path::Path;
 use config::VmSpec;
 use config::settings::ShareBetween;
 use config::vm::NetKind;
+use data_encoding::HEXLOWER;
 use diskstore::image::Record;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -164,11 +165,7 @@ pub(super) fn processor(cpuinfo: &str) -> String {
             hash.update(b"\n");
         }
     }
-    hex(&hash.finalize()[..KEY_BYTES])
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    HEXLOWER.encode(&hash.finalize()[..KEY_BYTES])
 }
 
 impl Basis {
@@ -203,7 +200,7 @@ impl Basis {
     /// If the basis can't be written as JSON.
     pub fn key(&self) -> io::Result<Key> {
         let text = serde_json::to_vec(self)?;
-        Ok(Key(hex(&Sha256::digest(text)[..KEY_BYTES])))
+        Ok(Key(HEXLOWER.encode(&Sha256::digest(text)[..KEY_BYTES])))
     }
 
     /// The spec of the VM of which the template is made. The file `placeholder` stands for each of its disks

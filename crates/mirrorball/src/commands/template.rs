@@ -15,6 +15,7 @@ use cell::template::{
 use config::settings::Settings;
 use config::vm::NetKind;
 use config::{ConfigError, Size, VmSpec};
+use data_encoding::HEXLOWER;
 use diskstore::image::ImageStore;
 use miette::{IntoDiagnostic, Report, Result, miette};
 use nix::unistd::geteuid;
@@ -441,7 +442,7 @@ impl Parent {
     pub fn renew(&self, name: &str, spec: &VmSpec, folder: &Path) -> Result<()> {
         let renewal = Renewal {
             identity: identity((&self.name, &self.spec), &Clone { name, spec, folder })?,
-            machine_id: hex(&random(ID_BYTES)?),
+            machine_id: HEXLOWER.encode(&random(ID_BYTES)?),
             boot_id: uuid(&random(ID_BYTES)?),
             disks: self.replaced.clone(),
         };
@@ -456,17 +457,13 @@ impl Parent {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The random UUID (RFC 9562, version 4) of these bytes.
 fn uuid(bytes: &[u8]) -> String {
     let mut bytes = bytes.to_vec();
     bytes.resize(ID_BYTES, 0);
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let digits = hex(&bytes);
+    let digits = HEXLOWER.encode(&bytes);
     [
         &digits[..8],
         &digits[8..12],
