@@ -281,8 +281,8 @@ fn check_lenders(cells: &Cells, members: &[&str], expected: &Value) {
     }
 }
 
-/// Checks that the pages of the region that a VM's shard maps are on the nodes of a cell, and bound to them. A
-/// host with one node has no other.
+/// Checks that the pages of the region that a VM's shard maps are on the nodes of a cell, and bound to them.
+/// A host with one node has no other.
 #[track_caller]
 fn check_nodes(cells: &Cells, vm: &str, cell: usize) {
     let nodes = &cells.status()[cell]["nodes"];

@@ -13,6 +13,11 @@ use super::{Cells, SOON};
 /// VMs with the cells that they span, the home first.
 const VMS: [(&str, &str); 2] = [("one", "[0, 1]"), ("two", "[1, 0]")];
 
+/// Divisor of the samples: fewer than that part may find a single vCPU of a VM ready. On 28 November 2026,
+/// with ten other processes on the host's two CPUs, 17 to 118 of 500 samples did, in two runs. vCPUs that run
+/// for half of the time, each by itself, would be found so in 250.
+const SINGLE_PART: u32 = 3;
+
 /// Waits until the vCPUs of a VM stand still at times, which takes an order.
 #[track_caller]
 fn wait_for_windows(cells: &Cells, name: &str) -> [PathBuf; 2] {
@@ -64,7 +69,10 @@ fn spanning_vms_that_spin_run_in_all_their_cells_at_once_and_freely_when_their_h
     // The vCPUs of a VM run and stand still together, though each is in another cell.
     for vm in &all {
         let [both, single, none] = sample(vm);
-        assert!(single * 2 < SAMPLES, "{both} both, {single} one, {none} none");
+        assert!(
+            single * SINGLE_PART < SAMPLES,
+            "{both} both, {single} one, {none} none"
+        );
         assert!(
             both * 8 > SAMPLES && none * 8 > SAMPLES,
             "{both} both, {single} one, {none} none"
@@ -100,6 +108,9 @@ fn spanning_vms_that_spin_run_in_all_their_cells_at_once_and_freely_when_their_h
             wait_for_windows(&cells, name);
         }
         let [_, single, _] = sample(&all[0]);
-        assert!(single * 2 < SAMPLES, "{single} after the death of cell {number}");
+        assert!(
+            single * SINGLE_PART < SAMPLES,
+            "{single} after the death of cell {number}"
+        );
     }
 }
