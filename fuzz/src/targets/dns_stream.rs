@@ -1,5 +1,5 @@
-//! A guest's bytes to its gateway's DNS by TCP: queries in pieces, and the guest's reads; answers of the host's
-//! resolver in any order.
+//! A guest's bytes to its gateway's DNS by TCP: queries in pieces, and the guest's reads; answers of the
+//! host's resolver in any order.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use gateway::fuzzing::Conversation;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
 const STEPS_MAX: usize = 64;
-/// Length of the greatest answers, bytes: beyond what DNS has.
+/// Factor of the lengths of answers: the greatest ones are longer than DNS permits.
 const ANSWER_STEP: usize = 17;
 
 pub fn fuzz(bytes: &[u8]) {

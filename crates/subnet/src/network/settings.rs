@@ -68,8 +68,8 @@ impl Ipv4Range {
         !u32::from(self.mask()) - 2
     }
 
-    /// Returns the address of a card with this name, in lower case, unless another card has it. It is the same
-    /// in each release.
+    /// Returns the address of a card with this name, in lower case, unless another card has it. It is the
+    /// same in each release.
     pub fn preferred(self, name: &str) -> Ipv4Addr {
         self.card(self.first_number(name))
     }
