@@ -12,7 +12,8 @@ impl VmSpec {
     /// A program that starts a VM calls this, so that the VM's record has its cards. A record or a snapshot
     /// without a list is of a release whose default was a card in user mode, which [`Self::cards`] returns.
     pub fn list_default_card(&mut self) {
-        self.nets.get_or_insert_with(|| vec![NetSpec::of(NetKind::Subnet)]);
+        self.nets
+            .get_or_insert_with(|| vec![NetSpec::of(NetKind::Subnet)]);
     }
 
     /// Returns the cards of a VM that was started.

@@ -182,7 +182,7 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
             return Ok(());
         };
         sources(&arguments)?;
-        // Who requested the packages that it has still needs them.
+        // The request for the packages that it has still stands.
         packages.extend(had.packages.iter().cloned());
         packages.sort();
         packages.dedup();

@@ -10,8 +10,8 @@ use super::tunables::Tunables;
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// Part of a CPU that a gang may leave unused, one of so many. The least gain of a gang that was measured is as
-/// large: 1.25 (`docs/results/tables/gangs.md`, threads that spin, Linux).
+/// Part of a CPU that a gang may leave unused, one of so many. The least gain of a gang that was measured is
+/// as large: 1.25 (`docs/results/tables/gangs.md`, threads that spin, Linux).
 const UNUSED_PARTS: u64 = 4;
 
 /// Activity of a vCPU for a time in which no driver stopped it. All figures are the host kernel's and KVM's:
@@ -77,9 +77,9 @@ impl HaltRate {
 
     /// Takes a sample, and decides if it ends the window.
     ///
-    /// The rate is high from [`Tunables::halts_high_per_s`] on, if the halts take a quarter of the window: the
-    /// gang leaves up to that part of the CPU unused. It is high until the vCPU is ready for half of a window
-    /// with a rate below [`Tunables::halts_low_per_s`]: it computes or spins.
+    /// The rate is high from [`Tunables::halts_high_per_s`] on, if the halts take a quarter of the window:
+    /// the gang leaves up to that part of the CPU unused. It is high until the vCPU is ready for half of a
+    /// window with a rate below [`Tunables::halts_low_per_s`]: it computes or spins.
     pub fn note(&mut self, sample: &Sample, tunables: &Tunables) {
         self.window.add(sample);
         if self.window.length < tunables.halt_window_ns {

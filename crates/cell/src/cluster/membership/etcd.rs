@@ -199,9 +199,8 @@ fn is_absent(key: &str) -> Value {
 
 /// The condition that a key has a value.
 fn has(key: &str, value: &str) -> Value {
-    json!({
-        "key": BASE64.encode(key.as_bytes()), "target": "VALUE", "result": "EQUAL", "value": BASE64.encode(value.as_bytes())
-    })
+    let (key, value) = (BASE64.encode(key.as_bytes()), BASE64.encode(value.as_bytes()));
+    json!({ "key": key, "target": "VALUE", "result": "EQUAL", "value": value })
 }
 
 /// The keys of an answer, without their prefix, with their values; and the number of changes so far.
