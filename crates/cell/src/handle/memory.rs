@@ -7,6 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use config::vm::ShareSpec;
 use hostinfo::memory_use::numa_maps;
 use registry::update::MemoryReport;
 use registry::vms::Record;
@@ -45,8 +46,9 @@ impl VmHandle {
             let shard = state.shards().first().copied().filter(|_| state.runs);
             shard.ok_or_else(|| io::Error::other("the VM does not run yet"))?
         };
+        let is_scanned = record.spec.share == Some(ShareSpec::Scan);
         if !nodes.is_empty() {
-            let present = numa_maps::guest_pages(shard).ok();
+            let present = numa_maps::guest_pages(shard, is_scanned).ok();
             let wanted = Wanted::of(&record.spec, present);
             let host = HostMemory::read(shard, wanted.pool_kib())?;
             check(nodes, &wanted, &host, &lenders(record)?).map_err(io::Error::other)?;
@@ -82,7 +84,7 @@ impl VmHandle {
                 Some(next) => from = next,
             }
         }
-        Ok(match numa_maps::guest_pages(shard) {
+        Ok(match numa_maps::guest_pages(shard, is_scanned) {
             Ok(pages) => MemoryReport {
                 pages: Some(pages),
                 unknown: None,

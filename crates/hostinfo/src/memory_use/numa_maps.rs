@@ -10,41 +10,31 @@ use registry::update::MemoryPages;
 
 use super::classify::GUEST_MEMORY;
 
-/// The pages of a shard's guest memory.
+/// The pages of a shard's guest memory. `is_scanned` means that the host scans it for equal pages, so that it
+/// is in no file.
 ///
 /// # Errors
 /// If this user may not read them, the process has ended, or the host's kernel does not count by node.
-pub fn guest_pages(pid: i32) -> io::Result<MemoryPages> {
-    Ok(parse(&fs::read_to_string(format!("/proc/{pid}/numa_maps"))?))
+pub fn guest_pages(pid: i32, is_scanned: bool) -> io::Result<MemoryPages> {
+    Ok(parse(
+        &fs::read_to_string(format!("/proc/{pid}/numa_maps"))?,
+        is_scanned,
+    ))
 }
 
 /// Adds up lines like `7f00 bind:0 file=/memfd:guest-memory\040(deleted) mapped=9 N0=8 N1=1
 /// kernelpagesize_kB=4`. All mappings of a guest's memory have pages of one size.
-fn parse(text: &str) -> MemoryPages {
+fn parse(text: &str, is_scanned: bool) -> MemoryPages {
     let mut all = MemoryPages {
         page_kib: 4,
         ..MemoryPages::default()
     };
-    let file = |line: &str| -> Option<String> {
+    let of_guest = |line: &&str| {
         let mut words = line.split_ascii_whitespace();
-        words
-            .find_map(|word| word.strip_prefix("file="))
-            .map(str::to_owned)
-    };
-    // The kernel writes a space of a name as `\040`. A layer of a clone has a longer name.
-    let is_memory = |name: String| {
-        name.strip_prefix(GUEST_MEMORY)
-            .is_some_and(|rest| !rest.starts_with('-'))
-    };
-    let is_in_a_file = text.lines().filter_map(file).any(is_memory);
-    let of_guest = |line: &&str| match file(line) {
-        Some(name) => name.starts_with(GUEST_MEMORY),
-        // Memory that the host scans is in no file. Stacks of threads look like it; they are small.
-        None => {
-            !is_in_a_file
-                && !line
-                    .split_ascii_whitespace()
-                    .any(|word| word == "heap" || word == "stack")
+        match words.find_map(|word| word.strip_prefix("file=")) {
+            Some(name) => name.starts_with(GUEST_MEMORY),
+            // The kernel does not tell such memory from the stacks of threads, which are small.
+            None => is_scanned && !has_name(line),
         }
     };
     for word in text
@@ -68,12 +58,18 @@ fn parse(text: &str) -> MemoryPages {
     all
 }
 
+/// Whether a line is that of memory with a name of the kernel's.
+fn has_name(line: &str) -> bool {
+    let mut words = line.split_ascii_whitespace();
+    words.any(|word| word == "heap" || word == "stack")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_memory_in_no_file_are_counted_where_a_shard_has_no_memory_file() {
+    fn pages_of_scanned_memory_are_counted_though_it_is_in_no_file() {
         let text = "\
 7f1000000000 default anon=30 dirty=30 N0=10 N1=20 kernelpagesize_kB=4
 7f1100000000 default file=/memfd:guest-memory-layer\\040(deleted) anon=2 dirty=2 N1=2 kernelpagesize_kB=4
@@ -81,10 +77,8 @@ mod tests {
 01a00000 default heap anon=5 dirty=5 N0=5 kernelpagesize_kB=4
 7ffe0000 default stack anon=3 dirty=3 N0=3 kernelpagesize_kB=4
 ";
-        let counted = |text: &str| parse(text).nodes.into_iter().collect::<Vec<_>>();
-        assert_eq!(counted(text), [(0, 10), (1, 22)]);
-        let file = "7f1300000000 default file=/memfd:guest-memory\\040(deleted) mapped=7 N0=7";
-        assert_eq!(counted(&format!("{text}{file}\n")), [(0, 7), (1, 2)]);
+        assert_eq!(parse(text, true).nodes, [(0, 10), (1, 22)].into());
+        assert_eq!(parse(text, false).nodes, [(1, 2)].into());
     }
 
     #[test]
@@ -97,16 +91,16 @@ kernelpagesize_kB=4
 7f1300000000 default file=/memfd:guest-memory-layer\\040(deleted) anon=2 dirty=2 N1=2 kernelpagesize_kB=4
 7f1400000000 default stack anon=3 N0=3
 ";
-        let pages = parse(text);
+        let pages = parse(text, false);
         assert_eq!(pages.page_kib, 4);
         assert_eq!(pages.nodes, [(0, 10), (1, 22)].into());
         let huge =
             "7f10 bind:1 file=/memfd:guest-memory\\040(deleted) huge dirty=3 N1=3 kernelpagesize_kB=2048\n";
-        let pages = parse(huge);
+        let pages = parse(huge, false);
         assert_eq!((pages.page_kib, pages.nodes), (2048, [(1, 3)].into()));
-        assert_eq!(parse("").nodes, [].into());
+        assert_eq!(parse("", false).nodes, [].into());
         assert_eq!(
-            parse("x file=/memfd:guest-memory N0=y N=1 N4294967296=1\n").nodes,
+            parse("x file=/memfd:guest-memory N0=y N=1 N4294967296=1\n", false).nodes,
             [].into()
         );
     }
@@ -114,11 +108,11 @@ kernelpagesize_kB=4
     #[test]
     fn process_without_guest_memory_reports_none() {
         let own = i32::try_from(std::process::id()).unwrap();
-        match guest_pages(own) {
+        match guest_pages(own, false) {
             Ok(pages) => assert!(pages.nodes.is_empty(), "{pages:?}"),
             // A kernel without NUMA.
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
         }
-        guest_pages(i32::MAX).unwrap_err();
+        guest_pages(i32::MAX, false).unwrap_err();
     }
 }
