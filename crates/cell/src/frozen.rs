@@ -289,12 +289,18 @@ mod tests {
                 bytes: OVERLAY_BYTES,
                 frozen: Vec::new(),
             })],
+            resumed: Vec::new(),
         }
     }
 
     /// A monitor's answer to a client when its shard sends these files. The shard keeps its file of the disk,
     /// and changes it when the client has its own.
     fn handed_on(handed: Handed) -> (FreezeAnswer, Files) {
+        handed_on_by_resumed(handed, Vec::new())
+    }
+
+    /// The same for a VM that was resumed from files of memory.
+    fn handed_on_by_resumed(handed: Handed, resumed: Vec<File>) -> (FreezeAnswer, Files) {
         let (socket, mut shard) = UnixStream::pair().unwrap();
         let shard = thread::spawn(move || {
             let (request, mut files) = receive::<HandoverRequest>(&mut shard).unwrap();
@@ -316,6 +322,7 @@ mod tests {
             overlay
         });
         let mut freezable = freezable(socket);
+        freezable.resumed = resumed;
         let (mut client, mut monitor) = UnixStream::pair().unwrap();
         freezable.serve(&mut monitor).unwrap();
         let answer = receive(&mut client).unwrap();
@@ -444,6 +451,32 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_a_snapshot_is_handed_on_by_the_monitors_own_descriptor() {
+        let snapshot = || {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(MEMORY_BYTES).unwrap();
+            file
+        };
+        let own = snapshot();
+        own.write_all_at(b"memory", 0).unwrap();
+        let with = |memory: &File| Handed {
+            memory: memory.try_clone().unwrap(),
+            ..Handed::good()
+        };
+        let (answer, mut files) = handed_on_by_resumed(with(&own), vec![own.try_clone().unwrap()]);
+        let FreezeAnswer::Frozen(frozen) = answer else {
+            panic!("{answer:?}");
+        };
+        let mut read = [0; 6];
+        let memory = files.take(frozen.resume.memory[0]).unwrap();
+        memory.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(&read, b"memory");
+        // Another file without seals is the shard's.
+        let (answer, _) = handed_on_by_resumed(with(&snapshot()), vec![own]);
+        assert!(matches!(answer, FreezeAnswer::Refused { .. }), "{answer:?}");
+    }
+
+    #[test]
     fn forgotten_disks_are_those_of_the_spec_and_not_the_images() {
         let file = || tempfile::tempfile().unwrap();
         let overlays_after = |spec: &str, overlays: Vec<Vec<File>>| -> Vec<usize> {
@@ -475,6 +508,7 @@ mod tests {
             share_group: ShareGroup::of_run().unwrap(),
             memory_bytes: MEMORY_BYTES,
             overlays: Vec::new(),
+            resumed: Vec::new(),
         };
         let handle = VmHandle::default();
         handle.set_freezable(Some(freezable));

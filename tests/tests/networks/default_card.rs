@@ -100,5 +100,14 @@ fn copies_with_their_parents_identity_have_networks_of_their_own_by_default() {
     let words = ["restore", again, "--lab", "never", "--kernel", kernel, "--as-is"];
     host.call([&words[..], &["--name", "later"]].concat()).ok();
     expect_alone("later");
+    // So are a snapshot and a clone of one that was restored.
+    let third = host.scratch.join("third");
+    let third = third.to_str().expect("UTF-8");
+    host.call(["snapshot", "copy-1", third]).ok();
+    let words = ["restore", third, "--lab", "never", "--kernel", kernel, "--as-is"];
+    host.call([&words[..], &["--name", "last"]].concat()).ok();
+    expect_alone("last");
+    host.call(["clone", "--as-is", "copy-2"]).ok();
+    expect_alone("copy-2-1");
     assert_eq!(card_of(&host, "web"), parent);
 }

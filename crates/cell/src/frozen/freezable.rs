@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use config::VmSpec;
 use diskstore::disk::nameless_file;
 use registry::share_group::ShareGroup;
 use shard_api::launch::{
-    DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LayerLaunch, ResumeLaunch,
+    DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
 };
 use shard_api::layout::Layout;
 use shard_api::message::{Files, ReceiveError, receive_by, send};
@@ -34,6 +35,8 @@ pub struct Freezable {
     pub(super) memory_bytes: u64,
     /// The overlays of each disk that has any.
     pub(super) overlays: Vec<Option<Overlays>>,
+    /// Files of the memory from which the VM was resumed. A snapshot's have no seals.
+    pub(super) resumed: Vec<File>,
 }
 
 /// The temporary overlays of a disk.
@@ -83,6 +86,7 @@ impl Freezable {
             share_group: opened.claims.group().clone(),
             memory_bytes: layout.map_or(0, |layout| layout.ram_end()),
             overlays,
+            resumed: resumed(launch, &opened.files)?,
         })
     }
 
@@ -206,6 +210,10 @@ impl Freezable {
         }
         let mut take = |fd: Fd, what, bytes| -> io::Result<Fd> {
             let file = received.take(fd).map_err(io::Error::other)?;
+            // The shard may have changed what it has of a file that is known here.
+            if let Some(own) = self.resumed.iter().find(|own| is_same(own, &file)) {
+                return Ok(add(own.try_clone()?.into()));
+            }
             check_sealed(&file, what, bytes).map_err(io::Error::other)?;
             Ok(add(file.into()))
         };
@@ -232,4 +240,16 @@ impl Freezable {
         };
         Ok((frozen, files))
     }
+}
+
+/// The files of the memory from which a VM is resumed; none for one that boots.
+fn resumed(launch: &LaunchSpec, files: &[OwnedFd]) -> io::Result<Vec<File>> {
+    let memory = launch.resume.iter().flat_map(|resume| &resume.memory);
+    memory.map(|fd| Ok(files[fd.0].try_clone()?.into())).collect()
+}
+
+/// Whether two descriptors are of one file.
+fn is_same(one: &File, other: &File) -> bool {
+    let identity = |file: &File| file.metadata().map(|about| (about.dev(), about.ino()));
+    matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
 }

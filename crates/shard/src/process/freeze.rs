@@ -198,7 +198,12 @@ impl Freezer {
         self.nodes.bind(&running.memory, &running.layout)?;
         state.write(&mut state_file)?;
         for file in frozen.files.iter().map(|file| &**file).chain([&state_file]) {
-            seal(file)?;
+            match seal(file) {
+                // One for reading only is a snapshot's, from which this VM was restored. It is no file in
+                // memory; the monitor knows it.
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+                sealed => sealed?,
+            }
         }
         Ok(FrozenVm {
             state: state_file,
