@@ -201,7 +201,14 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
         assert_eq!(word(&one.sh("sha256sum /mnt/file")), content);
         one.sh("echo mine >/tmp/own");
     }
+    // A restored VM is kept like any.
+    let second = scratch.join("second");
+    mirrorball(["snapshot", restored[0].name()]).args([&second]).ok();
     drop(restored);
+    let call = mirrorball(["restore", "--disk", &named]).args([&second]);
+    let again = Vm::named(call.limit(CLONE_LIMIT).ok().text().trim());
+    assert_eq!(again.sh("cat /tmp/own /mnt/own"), "mine\nkept\n");
+    drop(again);
 
     let refused = |why: &str| {
         let output = mirrorball(["restore", "--disk", &named])
