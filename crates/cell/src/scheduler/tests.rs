@@ -149,10 +149,17 @@ impl VcpuThreads for Fake {
 
     fn read(&self, vcpu: u16) -> Option<ThreadTimes> {
         self.with(vcpu, |vcpu, now| {
+            let ran_ns = vcpu.ran(now).as_nanos() as u64;
+            // One that halts is halted for two fifths of its time.
+            let used_ns = if vcpu.halts_per_s > 0 {
+                ran_ns / 5 * 3
+            } else {
+                ran_ns
+            };
             Some(ThreadTimes {
                 is_ready: vcpu.runs_since.is_some(),
-                ready_ns: vcpu.ran(now).as_nanos() as u64,
-                ran_ns: vcpu.ran(now).as_nanos() as u64,
+                ready_ns: used_ns,
+                ran_ns: used_ns,
                 halts: Some(vcpu.ran(now).as_millis() as u64 * vcpu.halts_per_s / 1_000),
             })
         })

@@ -321,7 +321,9 @@ fn go_on(
             let mut spec = spec_of(parent.1, &name);
             match source {
                 Source::Snapshot { .. } if as_is => spec.nets = clone_identity::kept_cards(parent)?,
-                Source::Running(_) if as_is => clone_identity::leave_command_network(parent, &mut spec)?,
+                Source::Running(_) if as_is => {
+                    clone_identity::keep_addresses_on_own_network(parent, &mut spec)?
+                }
                 _ => {}
             }
             Ok((name, spec))

@@ -111,9 +111,10 @@ pub fn kept_cards(parent: (&str, &VmSpec)) -> Result<Option<Vec<NetSpec>>> {
     Ok(cards)
 }
 
-/// Gives a clone that keeps its parent's identity a network of its own instead of the network of the command
-/// that started the parent: two cards with one hardware address can't be on the same one.
-pub fn leave_command_network(parent: (&str, &VmSpec), spec: &mut VmSpec) -> Result<()> {
+/// Gives a clone that keeps its parent's identity its parent's addresses on a network of its own, where the
+/// parent's network is that of a command, or of the parent alone: two cards with one hardware address can't be
+/// on the same one.
+pub fn keep_addresses_on_own_network(parent: (&str, &VmSpec), spec: &mut VmSpec) -> Result<()> {
     let mut alone = parent.1.clone();
     for card in alone.nets.iter_mut().flatten() {
         card.network
@@ -121,8 +122,11 @@ pub fn leave_command_network(parent: (&str, &VmSpec), spec: &mut VmSpec) -> Resu
     }
     let kept = kept_cards((parent.0, &alone))?.unwrap_or_default();
     for (card, mut kept) in spec.nets.iter_mut().flatten().zip(kept) {
-        let network = card.network.as_deref();
-        if network.is_some_and(config::is_command_network) {
+        let is_alone = match card.network.as_deref() {
+            Some(network) => config::is_command_network(network),
+            None => parent.1.share_group.is_none(),
+        };
+        if card.kind == NetKind::Subnet && is_alone {
             kept.forward.clear();
             *card = kept;
         }
@@ -312,7 +316,7 @@ mod tests {
         for card in clone.nets.iter_mut().flatten() {
             card.forward.clear();
         }
-        leave_command_network(("web", &parent), &mut clone).unwrap();
+        keep_addresses_on_own_network(("web", &parent), &mut clone).unwrap();
         let cards = clone.nets.clone().unwrap();
         assert_eq!(cards[0].network, None);
         assert_eq!(cards[0].address, Some(Ipv4Range::default().preferred("web")));
@@ -321,6 +325,15 @@ mod tests {
             (&Some("back".to_owned()), &None)
         );
         assert!(cards.iter().all(|card| card.forward.is_empty()), "{cards:?}");
+        // A clone of such a clone has them, too.
+        let (again, mut next) = (clone.clone(), clone.clone());
+        for card in next.nets.iter_mut().flatten() {
+            (card.mac, card.address) = (None, None);
+        }
+        keep_addresses_on_own_network(("web-1", &again), &mut next).unwrap();
+        let next = next.nets.unwrap();
+        assert_eq!((&next[0].mac, next[0].address), (&cards[0].mac, cards[0].address));
+        assert_eq!(next[1].mac, None);
         let of = |spec: &VmSpec, name| cell::open::hardware_addresses(spec, name).unwrap();
         assert_eq!(
             silent_cards(&clone, &of(&parent, "web"), &of(&clone, "web-1")),
