@@ -2,7 +2,7 @@
 
 use crate::file::sparse_file;
 use crate::guest::{Guest, MEMORY_BYTES};
-use shard::sharing::{FrozenMap, ImageName, Mapper, PAGE_BYTES};
+use shard::sharing::{Advice, FrozenMap, ImageName, Mapper, PAGE_BYTES};
 use shard::snapshot::MachineState;
 
 /// Lays the map over the memory of a guest that has an image and a layer.
@@ -13,7 +13,7 @@ fn adopt(mut map: FrozenMap) {
         *first = ImageName::of(&image).expect("a file");
     }
     let guest = Guest::new(0);
-    let mapper = Mapper::new(&guest.memory, vec![image], false).expect("memory of small pages");
+    let mapper = Mapper::new(&guest.memory, vec![image], Advice::Ordinary).expect("memory of small pages");
     let adopted = mapper.adopt(vec![layer], &map);
     let pages = MEMORY_BYTES / PAGE_BYTES;
     let status = mapper.status();
