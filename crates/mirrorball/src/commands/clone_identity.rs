@@ -112,8 +112,8 @@ pub fn kept_cards(parent: (&str, &VmSpec)) -> Result<Option<Vec<NetSpec>>> {
 }
 
 /// Gives a clone that keeps its parent's identity its parent's addresses on a network of its own, where the
-/// parent's network is that of a command, or of the parent alone: two cards with one hardware address can't be
-/// on the same one.
+/// parent's network is that of a command, or of the parent alone: two cards with one hardware address can't
+/// be on the same one.
 pub fn keep_addresses_on_own_network(parent: (&str, &VmSpec), spec: &mut VmSpec) -> Result<()> {
     let mut alone = parent.1.clone();
     for card in alone.nets.iter_mut().flatten() {
