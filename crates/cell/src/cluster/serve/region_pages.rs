@@ -215,12 +215,10 @@ impl Piece {
             if populated != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // SAFETY: each address is within the mapping, as both ends are.
-            pages.extend(
-                (from..to)
-                    .step_by(page)
-                    .map(|at| unsafe { self.start.as_ptr().byte_add(at) }),
-            );
+            for at in (from..to).step_by(page) {
+                // SAFETY: `at` is less than the mapping's length, as `to` is at most that.
+                pages.push(unsafe { self.start.as_ptr().byte_add(at) });
+            }
         }
         Ok(pages)
     }
