@@ -172,6 +172,11 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     let name = arguments.name.clone().unwrap_or_else(|| own_name.to_owned());
     let agent = agent_program();
     let mut packages = arguments.packages.clone();
+    if matches!(arguments.what, Recipe::Tiny) && !packages.is_empty() {
+        return Err(ImageError::Unable(
+            "--packages: tiny has no packages; help: leave out the flag, or build debian-12".into(),
+        ));
+    }
     if arguments.if_missing
         && let Ok(image) = store.get(&name)
     {
